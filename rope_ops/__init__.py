@@ -1,0 +1,12 @@
+"""Rotary cos/sin tables of the rows a multimodal model can read, and not one more."""
+
+from rope_ops._version import __version__
+from rope_ops.certify import sequence_bounded_mrope, supports_sequence_bounded_mrope
+from rope_ops.ops import build_cos_sin_cache
+
+__all__ = [
+    "__version__",
+    "build_cos_sin_cache",
+    "sequence_bounded_mrope",
+    "supports_sequence_bounded_mrope",
+]
