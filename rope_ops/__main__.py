@@ -177,6 +177,7 @@ def _as_data(config: ModelConfig, results: list[Construction], device: torch.dev
             "rotary_dim": config.rotary_dim,
             "legacy_rows": config.legacy_rows,
             "mrope_cache_max_position": config.mrope_cache_max_position,
+            "no_bound_reason": config.no_bound_reason,
             "hash": config.compute_hash(),
         },
         "certificate": _certificate(config),

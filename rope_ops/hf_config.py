@@ -95,7 +95,9 @@ def _one_rope(config: Mapping[str, Any], layer_type: str | None) -> dict[str, An
     elif layer_type is not None:
         raise ValueError(f"ModelConfig: the config has one rope for all layers, got layer_type {layer_type!r}")
     for key in ("rope_theta", "partial_rotary_factor"):
-        _fold(spelled, key, config.get(key), outer_wins=False)
+        # Beside several ropes the outer field is a default for those that leave it out.
+        if not (ropes and key in spelled):
+            _fold(spelled, key, config.get(key), outer_wins=False)
     if "rope_theta" not in spelled:
         raise ValueError(
             "ModelConfig: the config must hold rope fields, rope_theta at least (at top level, under rope_parameters "
