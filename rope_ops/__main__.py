@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments[:1] == ["certify"]:
         from rope_ops import certify_command
 
-        sys.exit(certify_command.run(_Parser(prog="rope_ops certify"), arguments[1:]))
+        sys.exit(certify_command.run(_Parser(prog="rope-ops certify"), arguments[1:]))
     parser = _make_parser()
     options = parser.parse_args(arguments)
     # The profiler, which counts bytes, otherwise reports its own start and stop on standard error.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +79,16 @@ def _module_file(module: str) -> str | None:
         if parent is not None and hasattr(parent, "__path__"):
             search = list(parent.__path__)
             continue
-        spec = next(filter(None, (_spec(finder, name, search) for finder in sys.meta_path)), None)
+        try:
+            spec = next(filter(None, (_spec(finder, name, search) for finder in sys.meta_path)), None)
+        except KeyError:
+            # A namespace package inside a namespace package asks for its parent among the imported modules.
+            spec = None
+            search = [os.path.join(entry, part) for entry in search or () if os.path.isdir(os.path.join(entry, part))]
+            continue
         if spec is None:
             return None
-        # A namespace package answers with a list that looks its parent up among the imported modules.
+        # The list of a namespace package would ask in the same way when it is read.
         search = list(getattr(spec.submodule_search_locations, "_path", spec.submodule_search_locations) or ())
     return None if spec is None or not spec.has_location else spec.origin
 

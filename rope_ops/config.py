@@ -124,7 +124,7 @@ class ModelConfig:
 
     def _check(self) -> None:
         """Parameters that make no table are an error of the config, not of whoever first builds one."""
-        self.rope_frequencies("meta")
+        self.rope_frequencies("cpu")
         axis_map = self.axis_map
         if axis_map is not None and len(axis_map) != self.rotary_dim // 2:
             raise ValueError(
