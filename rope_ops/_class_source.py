@@ -124,6 +124,8 @@ def _statement(node: ast.ClassDef) -> tuple[bool | None, int | None]:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(getattr(target, "id", None) == "supports_sequence_bounded_mrope" for target in targets):
             value = getattr(statement, "value", None)
-            constant = isinstance(value, ast.Constant) and isinstance(value.value, bool)
-            said = (value.value, statement.lineno) if constant else (None, None)
+            if isinstance(value, ast.Constant) and isinstance(value.value, bool):
+                said = value.value, statement.lineno
+            else:
+                said = None, None
     return said

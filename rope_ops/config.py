@@ -100,6 +100,7 @@ class ModelConfig:
         longest = legacy_rows(fields.rope_parameters, fields.max_position_embeddings)
         if isinstance(model_cls, str):
             model_cls = inspect_model_cls(model_cls)
+        name: str | None
         if isinstance(model_cls, ModelClassInfo):
             name, certified = model_cls.model_class, model_cls.supports_sequence_bounded_mrope
         else:

@@ -35,7 +35,7 @@ class RopeType:
     """
 
     keys: frozenset[str]
-    frequencies: Callable[[RopeParameters, int, int, int, torch.device | None], tuple[torch.Tensor, float]]
+    frequencies: Callable[[RopeParameters, int, int, int | None, torch.device | None], tuple[torch.Tensor, float]]
     legacy_rows: Callable[[RopeParameters, int], int]
     chooses_by_length: bool = False
     rotates_whole_head: bool = False
