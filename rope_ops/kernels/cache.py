@@ -45,7 +45,7 @@ def build_cos_sin_cache(inv_freq: torch.Tensor, rows: int, attention_factor: flo
     if out.numel() == 0:
         return out
     BLOCK_LANES = min(triton.next_power_of_2(half), 32)
-    BLOCK_ROWS = 2048 // BLOCK_LANES
+    BLOCK_ROWS = 1024 // BLOCK_LANES
     with torch.cuda.device_of(inv_freq):
         _build_cos_sin_cache_kernel[(triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(half, BLOCK_LANES))](
             out,
@@ -56,7 +56,7 @@ def build_cos_sin_cache(inv_freq: torch.Tensor, rows: int, attention_factor: flo
             SCALED=attention_factor != 1.0,
             BLOCK_ROWS=BLOCK_ROWS,
             BLOCK_LANES=BLOCK_LANES,
-            num_warps=4,
+            num_warps=2,
             # sin_cos needs its multiplications and additions rounded apart.
             enable_fp_fusion=False,
         )
