@@ -110,7 +110,8 @@ def _skipped(config: ModelConfig, device: torch.device) -> list[str]:
 def _certificate(config: ModelConfig) -> str:
     if config.mrope_cache_max_position is not None:
         return f"{config.model_class} is certified: positions < max_model_len = {config.max_model_len:,}"
-    what = f"{config.no_bound_reason}: the legacy rows are kept"
+    option = "" if config.model_class else " (--model-class)"
+    what = f"{config.no_bound_reason}{option}: the legacy rows are kept"
     return what if config.supports_sequence_bounded_mrope else f"{what}; certified, {config.max_model_len:,} would do"
 
 

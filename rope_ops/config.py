@@ -163,7 +163,7 @@ class ModelConfig:
     def no_bound_reason(self) -> str | None:
         """Why the legacy rows are kept, in words; None where there is a bound."""
         if self.model_class is None:
-            return "no model class is given"
+            return "no model class given"
         if not self.supports_sequence_bounded_mrope:
             return f"{self.model_class} is not certified"
         if self.multimodal_pruning:

@@ -37,8 +37,9 @@ def read_rope_fields(
     model_type = outer.get("model_type") or config.get("model_type") or ""
     # The text config's name first: one outer class may hold text models of two families.
     family = family_of(config.get("model_type"), model_type)
+    spelled = _one_rope(config, layer_type)
     head_size = _head_size(config, layer_type)
-    parameters = _fill(normalize_rope_parameters(_one_rope(config, layer_type)), config, family, head_size)
+    parameters = _fill(normalize_rope_parameters(spelled), config, family, head_size)
     return RopeFields(str(model_type), family, head_size, positive_field(config, "max_position_embeddings"), parameters)
 
 

@@ -144,4 +144,4 @@ def test_the_report_measures_a_checkpoint(capsys):
     data = json.loads(capsys.readouterr().out)
     assert [one["rows"] for one in data["constructions"]] == [32768, 32768]
     assert all(one["bitwise_prefix"] for one in data["constructions"])
-    assert data["config"]["no_bound_reason"] == "no model class is given"
+    assert data["config"]["no_bound_reason"] == "no model class given"

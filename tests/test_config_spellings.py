@@ -262,6 +262,12 @@ def test_the_bound_follows_the_certificate_and_says_why_not():
     assert pruned.mrope_cache_max_position is None and "pruning" in pruned.no_bound_reason
     other = quiet(config, model_cls=torch.nn.Linear)
     assert other.no_bound_reason == "torch.nn.modules.linear:Linear is not certified"
-    assert quiet(config).no_bound_reason == "no model class is given"
+    assert quiet(config).no_bound_reason == "no model class given"
     hashes = {one.compute_hash() for one in (bounded, pruned, other, quiet(config))}
     assert len(hashes) == 4
+
+
+def test_ernies_sections_must_fit_its_layout():
+    config = {"model_type": "ernie4_5_moe_vl", "head_dim": 128, "max_position_embeddings": 64, "rope_theta": 5e5}
+    with pytest.raises(ValueError, match=r"mrope_section must be \[h, w, t\] with h == w .*, got \[20, 22, 22\]"):
+        ModelConfig.from_hf({**config, "rope_scaling": {"mrope_section": [20, 22, 22]}})
