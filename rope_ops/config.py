@@ -151,13 +151,13 @@ class ModelConfig:
     @property
     def legacy_positions_factor(self) -> int:
         """What serving engines multiply this model's positions by when they allocate: 4, or 1 (one axis, XD-RoPE)."""
-        multiplied = self.num_dims > 1 and get_rope_type(self.rope_parameters).factor_in_rows
-        return LEGACY_POSITIONS_FACTOR if multiplied else 1
+        return self.legacy_rows // legacy_rows(self.rope_parameters, self.max_position_embeddings)
 
     @property
     def legacy_rows(self) -> int:
         """Rows that serving engines allocate by default: 4 times the positions where there are several axes."""
-        return legacy_rows(self.rope_parameters, self.max_position_embeddings, self.legacy_positions_factor)
+        factor = LEGACY_POSITIONS_FACTOR if self.num_dims > 1 else 1
+        return legacy_rows(self.rope_parameters, self.max_position_embeddings, factor)
 
     @property
     def no_bound_reason(self) -> str | None:

@@ -225,6 +225,12 @@ def test_a_class_written_in_branches_counts_only_where_they_agree(package):
     package.write(text.replace("import no_such_module", "import json"))
     info = package.inspect("Model")
     assert not info.supports_sequence_bounded_mrope and info.record == "written"
+    # Certified in the branch that runs here: another process may run the other one.
+    text = text.replace("class Model: ...", "class Model: extra = 1", 1).replace("    @sequence_bounded_mrope\n", "")
+    text = text.replace("    class Model: extra", "    @sequence_bounded_mrope\n        class Model: extra")
+    package.write(text.replace("import no_such_module", "import json"))
+    info = package.inspect("Model")
+    assert info.supports_sequence_bounded_mrope and info.record.startswith("not kept")
 
 
 def test_a_name_that_another_module_defines_is_inspected_each_time(package):
