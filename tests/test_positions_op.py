@@ -1,5 +1,6 @@
 """`prepare_positions` on CPU: values, arguments, and its contract with torch.library and torch.compile."""
 
+import re
 import subprocess
 import sys
 
@@ -127,9 +128,7 @@ def test_r48_sizes_at_the_edges():
     stored = index < many["prefill_lens"].long()[slots]
     table = many["prefill_positions"].view(70_000, 3, 4).long()
     for dim in range(3):
-        want = torch.where(
-            stored, table[slots, dim, index.clamp(max=3)], index + many["prefill_delta"].long()[slots]
-        )
+        want = torch.where(stored, table[slots, dim, index.clamp(max=3)], index + many["prefill_delta"].long()[slots])
         assert torch.equal(filled(many)[dim, : len(rows)], want)
 
 
@@ -240,9 +239,10 @@ def test_compiled_without_a_copy_of_the_buffer():
     assert torch.equal(got, want[:, :32] * 2)
     (code,) = code
     assert "torch.ops.rope_ops.prepare_positions.default(arg" in code
-    # One kernel and one buffer, both for the result.
-    assert code.count("empty_strided") - code.count("empty_strided_") <= 1 or code.count("= empty_strided_cpu(") == 1
-    assert "clone" not in code.split("def call(")[1]
+    call = code.split("def call(")[1].split("runner =")[0]
+    # The one allocation is the result's.
+    assert re.findall(r"empty_strided_cpu\((.*), torch.int64\)", call) == ["(3, 32), (32, 1)"]
+    assert "clone" not in call and "copy_" not in call
 
 
 def test_r32_one_graph_for_all_lengths():
@@ -252,7 +252,7 @@ def test_r32_one_graph_for_all_lengths():
     counter = CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=True)
-    for num_reqs, padded in ((3, 32), (4, 35), (6, 40)):
+    for num_reqs, padded in ((5, 32), (4, 35), (6, 40)):
         batch = random_batch(4, num_reqs=num_reqs, longest=5, spare=40)
         positions, *tensors = arguments(batch).values()
         want = expected(batch, num_tokens_padded=padded)

@@ -144,9 +144,7 @@ class SegmentBuilder:
     def text(self, num_tokens: int, at: int) -> None:
         """``num_tokens`` tokens with the positions ``at``, ``at + 1``, ... on every axis."""
         if num_tokens > 0:
-            base = (at,) * self.num_dims
-            self._columns.append((self.length, num_tokens, 1, *base, *self._one, *self._zero, *self._zero))
-            self.length += num_tokens
+            self.grid((num_tokens,), (at,) * self.num_dims, (self._one,))
 
     def grid(self, counts: Sequence[int], base: Sequence[int], slopes: Sequence[Sequence[int]]) -> None:
         """A grid of tokens in memory order.
@@ -157,7 +155,8 @@ class SegmentBuilder:
             slopes: for each of ``counts``, what one step along it adds to the position.
         """
         n1, n2, n3 = (*counts, 1, 1)[:3]
-        a1, a2, a3 = (*slopes, self._zero, self._zero)[:3]
+        # A step that is never taken is written as 0, so that equal positions have equal tables.
+        a1, a2, a3 = (slopes[i] if n > 1 else self._zero for i, n in enumerate((n1, n2, n3)))
         if n1 * n2 * n3 > 0:
             self._columns.append((self.length, n1, n2, *base, *a1, *a2, *a3))
             self.length += n1 * n2 * n3

@@ -238,8 +238,9 @@ class RopeState:
             last >= limit or (length < self.max_model_len and self.max_model_len + delta > limit)
         ):
             raise ValueError(
-                f"{name}: positions must stay below cache_max_position {limit}, got position {last} in the prefill and "
-                f"delta {delta}, which takes token {self.max_model_len - 1} to position {self.max_model_len - 1 + delta}"
+                f"{name}: positions must stay below cache_max_position {limit}, got position {last} in the prefill "
+                f"and delta {delta}, which takes token {self.max_model_len - 1} to position "
+                f"{self.max_model_len - 1 + delta}"
             )
         self._store.stage(req_idx, positions, delta)
 
