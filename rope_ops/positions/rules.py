@@ -140,11 +140,14 @@ def _grids(name: str, prompt: Prompt, rule: str, times: Callable[[Video], Sequen
             builder.text(block.num_tokens, position)
             position += block.num_tokens
             continue
-        steps = times(block) if isinstance(block, Video) else (0,)
-        _time_grid(builder, steps, block.h, block.w, position)
         reach = max(block.h, block.w)
-        if rule == RULES[0]:
-            reach = max(reach, *(step + 1 for step in steps))
+        if isinstance(block, Image):
+            builder.grid((block.w, block.h), (position,) * 3, _AXES[:2])
+        else:
+            steps = times(block)
+            _time_grid(builder, steps, block.h, block.w, position)
+            if rule == RULES[0]:
+                reach = max(reach, max(steps) + 1)
         position += reach
     return _finished(builder)
 
@@ -161,14 +164,19 @@ def _time_grid(builder: SegmentBuilder, steps: Sequence[int], h: int, w: int, ba
 
 def _checked(name: str, prompt: Prompt) -> Prompt:
     for block in prompt:
-        if not isinstance(block, Text | Image | Video):
+        if isinstance(block, Text):
+            sizes, least = (block.num_tokens,), 0
+        elif isinstance(block, Image):
+            sizes, least = (block.h, block.w), 1
+        elif isinstance(block, Video):
+            sizes, least = (block.t, block.h, block.w), 1
+            if not 0 <= block.seconds_per_step < float("inf"):
+                raise ValueError(f"{name}: seconds_per_step must be finite and not negative, got {block}")
+        else:
             raise TypeError(f"{name}: a prompt must hold Text, Image and Video blocks, got {block!r}")
-        sizes = [getattr(block, size) for size in ("num_tokens", "t", "h", "w") if hasattr(block, size)]
-        least = 0 if isinstance(block, Text) else 1
-        if not all(isinstance(size, int) and size >= least for size in sizes):
-            raise ValueError(f"{name}: sizes must be integers of at least {least}, got {block}")
-        if isinstance(block, Video) and not 0 <= block.seconds_per_step < float("inf"):
-            raise ValueError(f"{name}: seconds_per_step must be finite and not negative, got {block}")
+        for size in sizes:
+            if not isinstance(size, int) or size < least:
+                raise ValueError(f"{name}: sizes must be integers of at least {least}, got {block}")
     return prompt
 
 

@@ -12,6 +12,7 @@ Segments are built straight from the grids (:class:`SegmentBuilder`) or found in
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,7 +56,7 @@ class Segments:
     def nbytes(self) -> int:
         return self.table.nbytes
 
-    @property
+    @functools.cached_property
     def max_position(self) -> int:
         """The largest position on any axis; -1 without tokens."""
         return int(self._extremes()[1].max(initial=-1))
@@ -143,8 +144,7 @@ class SegmentBuilder:
 
     def text(self, num_tokens: int, at: int) -> None:
         """``num_tokens`` tokens with the positions ``at``, ``at + 1``, ... on every axis."""
-        if num_tokens > 0:
-            self.grid((num_tokens,), (at,) * self.num_dims, (self._one,))
+        self.grid((num_tokens,), (at,) * self.num_dims, (self._one,))
 
     def grid(self, counts: Sequence[int], base: Sequence[int], slopes: Sequence[Sequence[int]]) -> None:
         """A grid of tokens in memory order.
@@ -154,12 +154,15 @@ class SegmentBuilder:
             base: position of the first token, a number an axis.
             slopes: for each of ``counts``, what one step along it adds to the position.
         """
-        n1, n2, n3 = (*counts, 1, 1)[:3]
-        # A step that is never taken is written as 0, so that equal positions have equal tables.
-        a1, a2, a3 = (slopes[i] if n > 1 else self._zero for i, n in enumerate((n1, n2, n3)))
-        if n1 * n2 * n3 > 0:
-            self._columns.append((self.length, n1, n2, *base, *a1, *a2, *a3))
-            self.length += n1 * n2 * n3
+        sizes, steps = [1, 1, 1], [self._zero] * 3
+        for i, (count, slope) in enumerate(zip(counts, slopes, strict=True)):
+            # A step that is never taken is written as 0, so that equal positions have equal tables.
+            if count > 1:
+                sizes[i], steps[i] = count, slope
+            elif count < 1:
+                return
+        self._columns.append((self.length, sizes[0], sizes[1], *base, *steps[0], *steps[1], *steps[2]))
+        self.length += sizes[0] * sizes[1] * sizes[2]
 
     def build(self) -> Segments:
         """The segments of everything added so far.
@@ -173,8 +176,11 @@ class SegmentBuilder:
             raise ValueError(f"SegmentBuilder: positions must stay below 2**31, got {np.abs(table).max()}")
         segments = Segments(table, self.length)
         low, high = segments._extremes()
-        if low.min(initial=0) < 0 or high.max(initial=0) > _MAX_POSITION:
-            raise ValueError(f"SegmentBuilder: positions must be from 0 to 2**31 - 1, got {low.min()} to {high.max()}")
+        lowest, segments.max_position = int(low.min(initial=0)), int(high.max(initial=-1))
+        if lowest < 0 or segments.max_position > _MAX_POSITION:
+            raise ValueError(
+                f"SegmentBuilder: positions must be from 0 to 2**31 - 1, got {lowest} to {segments.max_position}"
+            )
         return segments
 
 

@@ -96,10 +96,8 @@ class PrefillStore:
             taken = self._taken.pop(slot, (0, 0))
             if self.compact:
                 self._space.give_back(*taken)
-        rows = torch.empty((len(self._staged), 2 + len(INDEX_COLUMNS)), dtype=torch.int64)
-        for row, (slot, (prefill, delta)) in zip(rows, self._staged.items(), strict=True):
-            row[:] = torch.tensor([slot, delta, *self._write(slot, prefill)])
-        rows = self._to_device(rows)
+        written = [(slot, delta, *self._write(slot, prefill)) for slot, (prefill, delta) in self._staged.items()]
+        rows = self._to_device(torch.tensor(written, dtype=torch.int64))
         slots = rows[:, 0]
         self.index.index_copy_(0, slots, rows[:, 2:])
         if with_delta:
