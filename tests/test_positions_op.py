@@ -273,5 +273,13 @@ state.set_prefill_positions(1, torch.arange(12).view(3, 4), -1)
 one = torch.tensor
 state.prepare_positions(one([1]), one([0, 3]), one([0, 4]), one([0, 2]))
 assert state.get_positions(3).tolist() == [[2, 3, 3], [6, 7, 3], [10, 11, 3]], state.get_positions(3)
+# What the dispatcher would run for CUDA tensors.
+from rope_ops.ops import positions
+try:
+    positions._cuda(state.positions, torch.zeros(6, 4).int(), *map(one, ([0, 0], [0], [0, 1], [0, 0], [0, 0])))
+except RuntimeError as error:
+    assert "needs Triton, which cannot be imported (pip install triton)" in str(error), error
+else:
+    raise AssertionError("no error")
 """
     subprocess.run([sys.executable, "-c", code], check=True)

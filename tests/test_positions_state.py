@@ -327,6 +327,11 @@ SECTIONS = [1, 1, 1, 1]
         ({"type": "mrope", "rope_type": "default", "mrope_section": [16, 24, 24]}, PositionVariant.MROPE, 3),
         ({"text_config": {"rope_parameters": {"mrope_section": [11, 11, 10]}}}, PositionVariant.MROPE, 3),
         ({"thinker_config": {"text_config": {"rope_scaling": {"mrope_section": [2, 2, 2]}}}}, PositionVariant.MROPE, 3),
+        (
+            {"rope_parameters": {"full": {"mrope_section": [2, 1, 1]}, "sliding": {"rope_theta": 1e4}}},
+            PositionVariant.MROPE,
+            3,
+        ),
         # R28: the three forms of four sections.
         ({"type": "xdrope", "xdrope_section": SECTIONS}, PositionVariant.XDROPE, 4),
         ({"type": "dynamic", "alpha": 1000, "mrope_section": SECTIONS}, PositionVariant.XDROPE, 4),
@@ -370,6 +375,7 @@ def test_a_model_without_its_interface_is_named():
     [
         ({"type": "xdrope"}, "'xdrope' needs mrope_section or xdrope_section"),
         ({"rope_type": "mrope"}, "'mrope' needs mrope_section or xdrope_section"),
+        ({"mrope_interleaved": True}, "needs mrope_section or xdrope_section"),
         ({"mrope_section": []}, r"sections must be frequencies an axis, got \[\]"),
         ({"mrope_section": [8, -1, 1]}, r"sections must be frequencies an axis, got \[8, -1, 1\]"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rope_ops.positions import Image, Text, Video, rules
+from rope_ops.positions import Image, PositionVariant, Text, Video, position_variant, rules
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 if not transformers.__version__.startswith("5.23."):
@@ -112,3 +112,30 @@ def test_hunyuan_vl(num_dims):
         tokens = lambda b: b.h * (b.w + 1)  # noqa: E731
         want = theirs("hunyuan_vl", "HunYuanVLModel", prompt, sections=[1] * num_dims, tokens=tokens)
         assert ours(rules.hunyuan_vl(prompt, num_dims=num_dims)) == want
+
+
+@pytest.mark.parametrize(
+    ("family", "class_name", "parameters", "variant"),
+    [
+        ("llama", "LlamaConfig", None, (PositionVariant.PLAIN, 1)),
+        ("qwen2_vl", "Qwen2VLConfig", {"type": "mrope", "mrope_section": [16, 24, 24]}, (PositionVariant.MROPE, 3)),
+        (
+            "qwen3_5",
+            "Qwen3_5Config",
+            {"rope_type": "default", "mrope_section": [11, 11, 10], "mrope_interleaved": True},
+            (PositionVariant.MROPE, 3),
+        ),
+        (
+            "hunyuan_vl",
+            "HunYuanVLConfig",
+            {"type": "xdrope", "xdrope_section": [16] * 4, "alpha": 1000.0, "factor": 1.0},
+            (PositionVariant.XDROPE, 4),
+        ),
+    ],
+)
+def test_configs(family, class_name, parameters, variant):
+    """transformers rewrites what a config.json says; the object and its dictionary still tell the variant."""
+    module = __import__(f"transformers.models.{family}.configuration_{family}", fromlist=[class_name])
+    options = {} if parameters is None else {"text_config": {"rope_scaling": parameters}}
+    config = getattr(module, class_name)(**options)
+    assert position_variant(config) == position_variant(config.to_dict()) == variant

@@ -52,7 +52,8 @@ def position_variant(config: Any) -> tuple[PositionVariant, int]:
     """The variant of a model and its number of axes, from its config.
 
     XD-RoPE is what names itself so: an ``xdrope_section``, the type ``xdrope``, or what newer transformers write for
-    it, the type ``dynamic`` with ``alpha`` and an ``mrope_section``. Any other ``mrope_section`` is M-RoPE.
+    it, the type ``dynamic`` with ``alpha`` and an ``mrope_section``. Any other ``mrope_section`` is M-RoPE. A config
+    that speaks of neither is plain, whatever its model type, as serving engines take it.
 
     Args:
         config: a Hugging Face config (4.x or 5.x, outer or text), an engine's config that holds one as
@@ -66,7 +67,7 @@ def position_variant(config: Any) -> tuple[PositionVariant, int]:
     sections = parameters.get("xdrope_section") or parameters.get("mrope_section")
     names_xdrope = "xdrope_section" in parameters or kind == "xdrope"
     if sections is None:
-        if names_xdrope or kind == "mrope":
+        if names_xdrope or kind == "mrope" or parameters.get("mrope_interleaved"):
             raise ValueError(
                 f"get_rope_state: rope type {kind!r} needs mrope_section or xdrope_section to tell its axes, "
                 f"got {dict(parameters)}"
@@ -129,5 +130,7 @@ def _rope_parameters(config: Any) -> Mapping[str, Any]:
     for name in ("rope_parameters", "rope_scaling"):
         parameters = get(name)
         if isinstance(parameters, Mapping):
-            return parameters
+            # Some configs keep a set of parameters for each type of layer: the one with sections tells the axes.
+            layered = [p for p in parameters.values() if isinstance(p, Mapping)]
+            return next((p for p in layered if "mrope_section" in p or "xdrope_section" in p), parameters)
     return config if isinstance(config, Mapping) else {}
