@@ -138,7 +138,8 @@ def _prepare_positions_kernel(
                 tl.store(out_ptrs + dim * positions_stride_dim, value, mask=mask)
         else:
             # The segments that this block meets: a segment has a token at least, so they are BLOCK at most.
-            segment = _count_at_or_below(prefill_ptr, num_segments, first, BLOCK) - 1
+            # (A negative count of computed tokens is the caller's mistake, but reads nothing before the first one.)
+            segment = _count_at_or_below(prefill_ptr, num_segments, tl.maximum(first, 0), BLOCK) - 1
             last = tl.minimum(computed + (stop - 1 - start), stored_len - 1)
             ahead = segment + lanes < num_segments
             starts = tl.load(prefill_ptr + segment + lanes, mask=ahead, other=0)

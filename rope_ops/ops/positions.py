@@ -50,7 +50,10 @@ def _check(
         "num_computed_tokens": num_computed_tokens,
     }
     batch = per_slot | {"idx_mapping": idx_mapping, "query_start_loc": query_start_loc}
-    dtypes = {"positions": (positions, (torch.int64,)), "prefill_positions": (prefill_positions, (torch.int32,))}
+    dtypes: dict[str, tuple[torch.Tensor, tuple[torch.dtype, ...]]] = {
+        "positions": (positions, (torch.int64,)),
+        "prefill_positions": (prefill_positions, (torch.int32,)),
+    }
     dtypes |= {label: (tensor, (torch.int32, torch.int64)) for label, tensor in batch.items()}
     if prefill_index is not None:
         dtypes["prefill_index"] = (prefill_index, (torch.int64,))

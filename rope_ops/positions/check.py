@@ -32,7 +32,7 @@ class BoundReport:
     num_unbounded: int
     worst_position: int
     num_tokens: int
-    prompt: tuple[Block, ...]
+    prompt: Prompt
 
     @property
     def worst_ratio(self) -> float:
@@ -79,7 +79,7 @@ def check_sequence_bounded(
         raise ValueError(f"check_sequence_bounded: media must be some of {', '.join(_MEDIA)}, got {media!r}")
     if num_prompts < 1:
         raise ValueError(f"check_sequence_bounded: num_prompts must be 1 or more, got {num_prompts}")
-    worst: tuple[int, int, tuple[Block, ...]] | None = None
+    worst: tuple[int, int, Prompt] | None = None
     unbounded = 0
     prompts = adversarial_prompts(seed, media, max_tokens)
     for _ in range(num_prompts):
@@ -119,7 +119,7 @@ def adversarial_prompts(seed: int, media: tuple[str, ...] = _MEDIA, max_tokens: 
 def _random_block(rng: np.random.Generator, media: tuple[str, ...]) -> Block:
     def size(largest: int) -> int:
         # As often tiny or extreme as anything between.
-        return int(rng.choice((1, 2, largest, rng.integers(1, largest + 1))))
+        return int(rng.choice((1, 2, largest, int(rng.integers(1, largest + 1)))))
 
     if rng.choice(media) == "image":
         return Image(size(200), size(200))

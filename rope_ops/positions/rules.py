@@ -163,6 +163,7 @@ def _time_grid(builder: SegmentBuilder, steps: Sequence[int], h: int, w: int, ba
 
 
 def _checked(name: str, prompt: Prompt) -> Prompt:
+    sizes: tuple[int, ...]
     for block in prompt:
         if isinstance(block, Text):
             sizes, least = (block.num_tokens,), 0

@@ -154,7 +154,8 @@ class SegmentBuilder:
             base: position of the first token, a number an axis.
             slopes: for each of ``counts``, what one step along it adds to the position.
         """
-        sizes, steps = [1, 1, 1], [self._zero] * 3
+        sizes: list[int] = [1, 1, 1]
+        steps: list[Sequence[int]] = [self._zero] * 3
         for i, (count, slope) in enumerate(zip(counts, slopes, strict=True)):
             # A step that is never taken is written as 0, so that equal positions have equal tables.
             if count > 1:
