@@ -115,7 +115,7 @@ def test_image_rules_are_bounded(name):
 
 
 def test_qwen2_5_vl_is_refused_with_an_example():
-    report = check_sequence_bounded(rules.qwen2_5_vl)
+    report = check_sequence_bounded(rules.qwen2_5_vl, num_prompts=200)
     assert not report.bounded
     assert report.prompt == (Text(1), Video(300, 1, 1, 1000.0), Text(3))
     assert (report.worst_position, report.num_tokens) == (598_004, 304)

@@ -39,7 +39,18 @@ def _count_at_or_below(values_ptr, size, x, FANOUT: tl.constexpr):
     return count
 
 
-@triton.jit
+# These change from step to step or between engines: a variant for multiples of 16 would be compiled while serving.
+_SIZES = (
+    "positions_stride_dim",
+    "prefill_positions_stride_row",
+    "prefill_positions_width",
+    "num_reqs",
+    "num_slots",
+    "limit",
+)
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def _prepare_positions_kernel(
     # output [NUM_DIMS, limit or more]
     positions_ptr,
