@@ -16,7 +16,8 @@ def random_batch(seed, *, num_dims=3, num_reqs=5, num_slots=8, width=40, longest
     rng = np.random.default_rng(seed)
     idx = rng.permutation(num_slots)[:num_reqs]
     lengths = rng.integers(0, longest + 1, num_reqs) * (rng.random(num_reqs) > 0.2)
-    prefill_lens = rng.integers(0, width + 1, num_slots)
+    # Now and then longer than the table is wide: what lies outside it is computed.
+    prefill_lens = rng.integers(0, width + 5, num_slots)
     # Computed tokens around the end of the prefill, so that chunks cross it often.
     computed = np.maximum(0, prefill_lens + rng.integers(-longest - 3, 4, num_slots))
     table = rng.integers(0, 1000, (num_slots * num_dims, width))
