@@ -12,7 +12,7 @@ from position_batches import POISON, arguments, prompt_segments, random_batch
 
 from rope_ops import reference
 from rope_ops.ops import prepare_positions
-from rope_ops.positions import RopeState
+from rope_ops.positions import RopeState, SegmentBuilder
 
 GB = 1 << 30
 
@@ -186,6 +186,25 @@ def test_both_stores_equal_the_cpu(store, num_dims):
         for slot in range(5):
             length = int(on_cpu[2][slot])
             assert torch.equal(gpu.read_prefill_positions(slot, length), cpu.read_prefill_positions(slot, length))
+
+
+@pytest.mark.parametrize("num_segments", [256, 257, 1000])
+def test_more_segments_than_one_round_of_the_search(num_segments):
+    """A chunk at the end and one in the middle, each through hundreds of segments."""
+    builder = SegmentBuilder(3)
+    for _ in range(num_segments):
+        builder.grid((3, 3), (builder.length,) * 3, ((0, 0, 1), (0, 1, 0)))
+    segments = builder.build()
+    length = segments.length
+    state = RopeState(3, 2, 2048, length, "cuda")
+    for slot in range(2):
+        state.set_prefill_positions(slot, segments, 0)
+    tensor = lambda *values: torch.tensor(values, device="cuda")  # noqa: E731
+    starts = (length - 1000, 500)
+    state.prepare_positions(tensor(1, 0), tensor(0, 1000, 2000), tensor(length, length), tensor(*starts[::-1]))
+    want = segments.to_dense()
+    want = np.concatenate([want[:, start : start + 1000] for start in starts], axis=1)
+    assert torch.equal(state.get_positions(2000).cpu(), torch.from_numpy(want))
 
 
 @pytest.mark.parametrize("store", ["segments", "dense"])

@@ -50,13 +50,13 @@ def test_dense_table(seed, num_dims, num_reqs, longest, padding, dtype):
 def test_stores(seed, num_dims, store_dense):
     """Segments, their dense fallback and the dense store, through chunks that cross segments and the prefill's end."""
     generator = torch.Generator().manual_seed(seed)
-    state = RopeState(num_dims, 6, 400, 5000, "cpu", store="dense" if store_dense else "segments")
-    width = 5000
+    state = RopeState(num_dims, 6, 400, 12_000, "cpu", store="dense" if store_dense else "segments")
+    width = 12_000
     table = torch.full((6 * num_dims, width), POISON, dtype=torch.int32)
     lengths, deltas = [], []
     for slot in range(6):
         # Slot 0 has more segments than one round of the search looks at.
-        blocks, largest = ((80, 3), (12, 4), (12, 7))[slot % 3]
+        blocks, largest = ((80, 5), (12, 4), (12, 7))[slot % 3]
         segments = prompt_segments(seed + slot, num_dims, blocks=blocks, largest=largest)
         if slot == 5:
             # Nothing regular about it: kept dense in either store.
@@ -125,11 +125,12 @@ def test_the_search_ends_with_the_last_segment(num_segments):
     """What follows the starts in the store are counts, which a search one step too long would take for starts."""
     builder = SegmentBuilder(3)
     for _ in range(num_segments):
-        builder.grid((2, 2), (builder.length,) * 3, ((0, 0, 1), (0, 1, 0)))
+        builder.grid((3, 3), (builder.length,) * 3, ((0, 0, 1), (0, 1, 0)))
     segments = builder.build()
-    state = RopeState(3, 1, 8, 2000, "cpu")
+    state = RopeState(3, 1, 8, 3000, "cpu")
     state.set_prefill_positions(0, segments, 0)
     state.apply_staged_writes()
+    assert state._store.index[0, 1] == num_segments
     one, length = torch.tensor, segments.length
     batch = (state._store.delta, one([0]), one([0, 2]), one([length]), one([length - 2]), state._store.index)
     out = torch.full((3, 2), POISON)
