@@ -1,5 +1,6 @@
 """The custom operators, one file an operator. Importing this registers them; it imports torch only."""
 
 from rope_ops.ops.cache import build_cos_sin_cache
+from rope_ops.ops.rotate import rotate, rotate_, rows_computed
 
-__all__ = ["build_cos_sin_cache"]
+__all__ = ["build_cos_sin_cache", "rotate", "rotate_", "rows_computed"]
