@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,8 +24,8 @@ from rope_ops.ops.cache import TABLE_DTYPES, _proved_exact
 ROTATED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ROUNDINGS = ("cache", "float32")
 
-# Pairs of lanes in one scratch buffer on CPU: three of them and their input fit a core's second-level cache.
-_BLOCK_PAIRS = 1 << 17
+# Lanes turned at a time on CPU: temporaries of that size stay in a core's second-level cache.
+_BLOCK_LANES = 1 << 17
 
 
 class _Form(NamedTuple):
@@ -66,6 +66,11 @@ def _on_axes(positions: torch.Tensor, token_dims: int) -> torch.Tensor:
     return positions if positions.dim() > token_dims else positions.unsqueeze(0)
 
 
+def _require(holds: bool | torch.SymBool, message: Callable[[], str]) -> None:
+    if holds is not True:
+        torch._check_value(holds, message)
+
+
 def _check(
     name: str,
     query: torch.Tensor,
@@ -91,7 +96,7 @@ def _check(
     if inv_freq.dtype != torch.float32:
         raise TypeError(f"{name}: inv_freq must be torch.float32, got {inv_freq.dtype}")
     half = inv_freq.shape[0]
-    torch._check_value(
+    _require(
         2 * half <= head_size,
         lambda: f"{name}: rotary_dim = 2 * len(inv_freq) must be at most head_size {head_size}, got {2 * half}",
     )
@@ -127,7 +132,7 @@ def _check(
                 f"got shape {list(x.shape)}"
             )
         if x.dim() == 2:
-            torch._check_value(
+            _require(
                 x.shape[1] % head_size == 0,
                 lambda which=which, x=x: (
                     f"{name}: the last size of a 2-D {which} must be heads * head_size with head_size {head_size}, "
@@ -135,7 +140,7 @@ def _check(
                 ),
             )
         else:
-            torch._check_value(
+            _require(
                 x.shape[-1] == head_size,
                 lambda which=which, x=x: (
                     f"{name}: the last size of {which} must be head_size {head_size}, got shape {list(x.shape)}"
@@ -190,7 +195,7 @@ def _check_sizes(name: str, rule: str, query, tokens, other, other_tokens) -> No
     if len(tokens) != len(other_tokens):
         raise ValueError(message())
     for size, other_size in zip(tokens, other_tokens, strict=True):
-        torch._check_value(size == other_size, message)
+        _require(size == other_size, message)
 
 
 def _check_in_place(query: torch.Tensor, key: torch.Tensor | None) -> None:
@@ -310,14 +315,11 @@ def _rows(
         if cos_sin_cache.shape[0] == 0:
             cos_sin_cache = cos_sin_cache.new_zeros((1, 2 * half))
     if index.shape[-1] == 1:
-        rows = cos_sin_cache.index_select(0, index.reshape(-1)).view(*index.shape[:-1], 2 * half)
-        cos, sin = rows[..., :half], rows[..., half:]
+        rows = cos_sin_cache.index_select(0, index.reshape(-1))
     else:
         index = index.reshape(-1, half).to(torch.int64)
-        cos, sin = (
-            cos_sin_cache[:, lanes].gather(0, index).view(of_pair.shape)
-            for lanes in (slice(None, half), slice(half, None))
-        )
+        rows = cos_sin_cache.gather(0, torch.cat((index, index), dim=-1))
+    cos, sin = rows.view(*of_pair.shape[:-1], 2, half).unbind(-2)
     if not all_inside:
         computed_cos, computed_sin = _computed(of_pair, inv_freq, form.attention_factor, dtype)
         cos, sin = torch.where(inside, cos, computed_cos), torch.where(inside, sin, computed_sin)
@@ -345,68 +347,69 @@ def _token_blocks(tokens: Sequence[int], limit: int) -> Iterator[tuple[int | sli
             yield (slice(start, start + step),)
 
 
-def _pairs(x: torch.Tensor, half: int, is_neox_style: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _wide(cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """``C`` and ``S`` with ``x * C + swapped(x) * S`` the rotation of ``x``, ``[*tokens, 1, rotary_dim]``."""
     if is_neox_style:
-        return x[..., :half], x[..., half : 2 * half]
-    return x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
-
-
-def _turn(
-    x: torch.Tensor, out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool, scratch: torch.Tensor
-) -> None:
-    """Turn ``x`` into ``out``, which may be ``x``, rounding every result to the dtype of ``scratch``."""
-    x1, x2 = _pairs(x, cos.shape[-1], is_neox_style)
-    o1, o2 = _pairs(out, cos.shape[-1], is_neox_style)
-    a, b, c = scratch[:, : x1.numel()].view(3, *x1.shape)
-    torch.mul(x1, cos, out=a)
-    torch.mul(x2, sin, out=b)
-    torch.mul(x1, sin, out=c)
-    if out is x:
-        torch.sub(a, b, out=b)
-        torch.mul(x2, cos, out=a)
-        torch.add(a, c, out=o2)
-        o1.copy_(b)
+        c, s = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
     else:
-        torch.sub(a, b, out=o1)
-        torch.mul(x2, cos, out=a)
-        torch.add(a, c, out=o2)
+        c, s = torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
+    return c.unsqueeze(-2), s.unsqueeze(-2)
+
+
+def _turn(x: torch.Tensor, out: torch.Tensor, c: torch.Tensor, s: torch.Tensor, is_neox_style: bool) -> None:
+    """Turn ``x`` into ``out``, which may be ``x``, rounding every result to the dtype of ``c`` and ``s``.
+
+    Full-width operations: ``x1 * cos + x2 * (-sin)`` has the bits of ``x1 * cos - x2 * sin``, and a head takes four
+    operations on contiguous lanes where the two halves, or every other lane, would take seven on shorter ones.
+    """
+    rotary_dim = c.shape[-1]
+    if rotary_dim < x.shape[-1]:
+        if out is not x:
+            out[..., rotary_dim:] = x[..., rotary_dim:]
+        x, out = x[..., :rotary_dim], out[..., :rotary_dim]
+    if is_neox_style:
+        swapped = x.roll(rotary_dim // 2, -1)
+    else:
+        swapped = torch.stack((x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    torch.add(x * c, swapped * s, out=out)
+
+
+def _all_inside(positions: torch.Tensor, rows: int) -> bool:
+    if positions.numel() == 0:
+        return True
+    # A list is the quicker way to look at a few numbers.
+    low, high = (
+        (f(positions.reshape(-1).tolist()) for f in (min, max)) if positions.numel() <= 16 else positions.aminmax()
+    )
+    return bool(low >= 0) and bool(high < rows)
 
 
 def _cpu_into(name, query, key, query_out, key_out, positions, inv_freq, cos_sin_cache, form: _Form) -> None:
-    half = inv_freq.shape[0]
-    tensors = [
-        (_heads(x, form.head_size), _heads(out, form.head_size))
-        for x, out in ((query, query_out), (key, key_out))
-        if x is not None and x.numel() > 0
+    heads = [(_heads(query, form.head_size), query_out)]
+    if key is not None:
+        heads.append((_heads(key, form.head_size), key_out))
+    # In place, _turn is told by identity.
+    heads = [
+        (x, x if out is whole else _heads(out, form.head_size))
+        for (x, out), whole in zip(heads, (query, key), strict=False)
     ]
-    if not tensors:
-        return
-    # In place, the two views of one tensor must be one object for _turn to see it.
-    tensors = [(x, x if out.data_ptr() == x.data_ptr() else out) for x, out in tensors]
-    tokens = tensors[0][0].shape[:-2]
+    tokens = heads[0][0].shape[:-2]
     positions = _on_axes(positions, len(tokens))
     if form.check_positions:
         _check_range(name, positions, cos_sin_cache, form.axis_map)
-    all_inside = True
-    if cos_sin_cache is not None:
-        low, high = positions.aminmax()
-        all_inside = bool(low >= 0) and bool(high < cos_sin_cache.shape[0])
-
+    all_inside = cos_sin_cache is None or _all_inside(positions, cos_sin_cache.shape[0])
     cache_dtype = cos_sin_cache.dtype if cos_sin_cache is not None else form.cache_dtype or query.dtype
     round_dtype = query.dtype if form.rounding == "cache" else torch.float32
-    most_heads = max(x.shape[-2] for x, _ in tensors)
-    limit = max(1, _BLOCK_PAIRS // (most_heads * half))
-    scratch = torch.empty((3, min(limit, math.prod(tokens)) * most_heads * half), dtype=round_dtype)
-    for block in _token_blocks(tokens, limit):
-        cos, sin = _rows(positions[(slice(None), *block)], inv_freq, cos_sin_cache, form, cache_dtype, all_inside)
-        cos, sin = cos.to(round_dtype).unsqueeze(-2), sin.to(round_dtype).unsqueeze(-2)
-        if form.inverse:
-            sin = -sin
-        for x, out in tensors:
-            x_block, out_block = (x[block], None) if out is x else (x[block], out[block])
-            _turn(x_block, x_block if out is x else out_block, cos, sin, form.is_neox_style, scratch)
-            if out is not x and 2 * half < form.head_size:
-                out_block[..., 2 * half :] = x_block[..., 2 * half :]
+    lanes = 2 * inv_freq.shape[0] * max(1, *(x.shape[-2] for x, _ in heads))
+    for block in _token_blocks(tokens, max(1, _BLOCK_LANES // lanes)):
+        of_block = positions[(slice(None), *block)] if block else positions
+        cos, sin = _rows(of_block, inv_freq, cos_sin_cache, form, cache_dtype, all_inside)
+        cos, sin = cos.to(round_dtype), sin.to(round_dtype)
+        c, s = _wide(cos, -sin if form.inverse else sin, form.is_neox_style)
+        for x, out in heads:
+            if block:
+                x, out = (x[block],) * 2 if out is x else (x[block], out[block])
+            _turn(x, out, c, s, form.is_neox_style)
 
 
 # The rotation on CUDA.
