@@ -91,7 +91,8 @@ def _take_axis(
 @triton.jit
 def _computed_rows(position, inv_freq, attention_factor, SCALED: tl.constexpr, CACHE_DTYPE: tl.constexpr):
     """cos and sin in the table's dtype: what a table of every row would hold."""
-    sin, cos = sin_cos(position.to(tl.float32) * inv_freq)
+    angle = position.to(tl.float32) * inv_freq
+    sin, cos = sin_cos(angle, tl.max(tl.abs(angle)))
     if SCALED:
         cos *= attention_factor
         sin *= attention_factor

@@ -1,23 +1,25 @@
 """The rotation kernel in Triton's interpreter.
 
-The interpreter truncates where a GPU rounds to bfloat16, so float16 and float32 are compared bit by bit; its cos and
-sin are NumPy's, so computed rows are compared with rows made of NumPy's.
+The interpreter truncates where a GPU rounds to bfloat16, so float16 and float32 are compared bit by bit. Its cos and
+sin are not ATen's, so computed rows are compared with those of the table kernel, which shares them.
 """
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 
 from rope_ops import reference
 from rope_ops.axes import axis_map
+from rope_ops.kernels.cache import build_cos_sin_cache
 from rope_ops.kernels.rotate import rotate
 
 
-def numpy_rows(inv_freq, positions, attention_factor=1.0, dtype=torch.float32):
-    angle = (positions.to(torch.float32)[:, None] * inv_freq).numpy()
-    return [(torch.from_numpy(f(angle)) * np.float32(attention_factor)).to(dtype) for f in (np.cos, np.sin)]
+def table_rows(inv_freq, positions, attention_factor=1.0, dtype=torch.float32):
+    """cos and sin at positions, ``[num_positions, half]``, from a table of every row; negative ones by symmetry."""
+    table = build_cos_sin_cache(inv_freq, int(positions.abs().max()) + 1, attention_factor, dtype)
+    cos, sin = table[positions.abs()].chunk(2, dim=-1)
+    return cos, sin * torch.where(positions < 0, -1, 1)[:, None]
 
 
 def launch(query, key, positions, inv_freq, cache, axes, **options):
@@ -55,14 +57,14 @@ def test_computed_rows_and_the_count():
     """Positions outside a bounded table, negative ones included, and no table at all (R38: nothing past the row)."""
     inv_freq = 1.0 / 10000 ** (torch.arange(0, 12, 2).float() / 12)
     axes = (0, 1, 2, 2, 1, 0)
-    positions = torch.tensor([[3, 4, 100_000, -3, 0], [3, 0, 1, 2, 3], [0, 3, 2, 3, 9]])
+    positions = torch.tensor([[3, 4, 3_000, -3, 0], [3, 0, 1, 2, 3], [0, 3, 2, 3, 9]])
     cos, sin = (
         torch.stack([of_axis[a] for of_axis, a in zip(rows.unbind(-1), axes, strict=True)], -1)
-        for rows in ([r.unflatten(0, (3, 5)) for r in numpy_rows(inv_freq, positions.flatten(), 1.25)])
+        for rows in ([r.unflatten(0, (3, 5)) for r in table_rows(inv_freq, positions.flatten(), 1.25)])
     )
     query = torch.randn(5, 3, 12)
     expected = reference.rotate(query, cos, sin)
-    cache = torch.cat(numpy_rows(inv_freq, torch.arange(4), 1.25), -1)
+    cache = torch.cat(table_rows(inv_freq, torch.arange(4), 1.25), -1)
     # A table with guard rows around it: one that is read shows.
     guarded = torch.full((8, 12), float("nan"))
     guarded[2:6] = cache
@@ -84,7 +86,7 @@ def test_in_place_leaves_the_gaps():
         query, key, query, key, positions, inv_freq, None, axis_map=(0, 0), is_neox_style=True, attention_factor=1.0,
         cache_dtype=torch.float32, round_dtype=torch.float32, inverse=False, rows_computed=None,
     )  # fmt: skip
-    cos, sin = numpy_rows(inv_freq, positions[0])
+    cos, sin = table_rows(inv_freq, positions[0])
     assert torch.equal(qkv[:, :4], reference.rotate(before[:, :4], cos, sin))
     assert torch.equal(qkv[:, 4], before[:, 4])
     assert not torch.equal(key, before[:, 3:4])
@@ -96,7 +98,7 @@ def test_leading_dimensions_and_transposed_inputs(lead):
     query = torch.randn(*lead[:-1], 2, lead[-1], 8).transpose(-2, -3)
     positions = torch.randint(0, 9, (3, *lead))
     out, _ = launch(query, None, positions, inv_freq, None, (2, 0, 1), inverse=True)
-    rows = numpy_rows(inv_freq, positions.flatten())
+    rows = table_rows(inv_freq, positions.flatten())
     cos, sin = (torch.stack([r.view(3, -1, 3)[a, :, i] for i, a in enumerate((2, 0, 1))], -1) for r in rows)
     expected = reference.rotate(query.reshape(-1, 2, 8), cos, -sin)
     assert torch.equal(out.reshape(-1, 2, 8), expected)
