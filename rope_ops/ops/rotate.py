@@ -23,16 +23,21 @@ from rope_ops.ops.cache import TABLE_DTYPES, _proved_exact
 
 ROTATED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ROUNDINGS = ("cache", "float32")
+_AXES = "".join(map(str, range(MAX_AXES)))
 
 # Lanes turned at a time on CPU: temporaries of that size stay in a core's second-level cache.
 _BLOCK_LANES = 1 << 17
 
 
 class _Form(NamedTuple):
-    """The arguments that are not tensors, in the order of the schema."""
+    """The arguments that are not tensors, in the order of the schema.
+
+    ``axis_map`` is a digit for each frequency: a list of so many numbers would cost more to pass through the
+    dispatcher than all other arguments together.
+    """
 
     head_size: int
-    axis_map: Sequence[int]
+    axis_map: str
     is_neox_style: bool
     attention_factor: float
     cache_dtype: torch.dtype | None
@@ -42,7 +47,7 @@ class _Form(NamedTuple):
 
 
 _ARGUMENTS = (
-    "Tensor positions, Tensor inv_freq, Tensor? cos_sin_cache, SymInt head_size, int[] axis_map, bool is_neox_style, "
+    "Tensor positions, Tensor inv_freq, Tensor? cos_sin_cache, SymInt head_size, str axis_map, bool is_neox_style, "
     "float attention_factor, ScalarType? cache_dtype, str rounding, bool inverse, bool check_positions"
 )
 
@@ -71,13 +76,30 @@ def _require(holds: bool | torch.SymBool, message: Callable[[], str]) -> None:
         torch._check_value(holds, message)
 
 
+class _Like(NamedTuple):
+    """What is checked of a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+
+def _check_tensors(name: str, *tensors_and_form) -> None:
+    """Check the arguments of a real call; the same shapes again cost a look-up."""
+    *tensors, form = tensors_and_form
+    _check_once(name, *(None if x is None else _Like(x.shape, x.dtype, x.device) for x in tensors), form)
+
+
 def _check(
     name: str,
-    query: torch.Tensor,
-    key: torch.Tensor | None,
-    positions: torch.Tensor,
-    inv_freq: torch.Tensor,
-    cos_sin_cache: torch.Tensor | None,
+    query: torch.Tensor | _Like,
+    key: torch.Tensor | _Like | None,
+    positions: torch.Tensor | _Like,
+    inv_freq: torch.Tensor | _Like,
+    cos_sin_cache: torch.Tensor | _Like | None,
     form: _Form,
 ) -> None:
     head_size = form.head_size
@@ -167,10 +189,10 @@ def _check(
     axes = form.axis_map
     if len(axes) > 0 and len(axes) != half:
         raise ValueError(f"{name}: axis_map must be empty or have len(inv_freq) = {half} entries, got {len(axes)}")
-    if len(axes) > 0 and not 0 <= min(axes) <= max(axes) < MAX_AXES:
-        raise ValueError(f"{name}: axis_map must name axes 0 to {MAX_AXES - 1}, got {sorted(set(axes))}")
+    if axes.strip(_AXES):
+        raise ValueError(f"{name}: axis_map must name axes 0 to {MAX_AXES - 1}, got {axes!r}")
     if positions.dim() > len(tokens):
-        num_dims, needed = positions.shape[0], max(axes, default=0) + 1
+        num_dims, needed = positions.shape[0], int(max(axes, default="0")) + 1
         if num_dims != 1 and not (needed <= num_dims <= MAX_AXES and len(axes) > 0):
             raise ValueError(
                 f"{name}: axis_map turns with {needed} {'axis' if needed == 1 else 'axes'}, so positions must be "
@@ -186,6 +208,9 @@ def _check(
             raise ValueError(
                 f"{name}: every tensor must be on query's device, {query.device}; {which} is on {x.device}"
             )
+
+
+_check_once = functools.lru_cache(maxsize=4096)(_check)
 
 
 def _check_sizes(name: str, rule: str, query, tokens, other, other_tokens) -> None:
@@ -213,7 +238,7 @@ def _check_range(name: str, positions: torch.Tensor, cos_sin_cache: torch.Tensor
     """The checked mode: reads the extreme positions back, so it waits for the device."""
     if positions.numel() == 0:
         return
-    used = sorted(set(axis_map)) if positions.shape[0] > 1 else [0]
+    used = sorted(map(int, set(axis_map))) if positions.shape[0] > 1 else [0]
     low, high = (bound.item() for bound in torch.stack([positions[axis] for axis in used]).aminmax())
     if low < 0:
         raise ValueError(f"{name}: positions must not be negative, got {low}")
@@ -258,75 +283,78 @@ def rows_computed(device: torch.device | str | None = None, reset: bool = False)
     return total
 
 
-# Rows, on any device, with ATen.
+# Rows with ATen, on any device.
 
 
-@functools.cache
-def _axes_tensor(axis_map: tuple[int, ...]) -> torch.Tensor:
-    return torch.tensor(axis_map)
+class _Lanes(NamedTuple):
+    """What to put in each lane of a tensor of rows: the axis of its position, its column in a table, its sign.
+
+    ``pair_axes`` is the axis map.
+    """
+
+    pair_axes: torch.Tensor
+    axes: torch.Tensor
+    columns: torch.Tensor
+    signs: torch.Tensor | None
 
 
-def _pair_positions(positions: torch.Tensor, axis_map: tuple[int, ...]) -> torch.Tensor:
-    """The position of each pair: ``[*tokens, half]``, or ``[*tokens, 1]`` where all turn with one axis."""
-    if positions.shape[0] == 1 or len(set(axis_map)) == 1:
-        return positions[0 if positions.shape[0] == 1 else axis_map[0]].unsqueeze(-1)
-    if positions.device.type == "cpu":
-        return positions.index_select(0, _axes_tensor(axis_map)).movedim(0, -1)
-    # An index tensor would have to be copied to the device, which a capture forbids.
-    return torch.stack([positions[axis] for axis in axis_map], dim=-1)
+@functools.lru_cache(maxsize=256)
+def _table_lanes(axis_map: str, device: torch.device) -> _Lanes:
+    """The lanes of a table's row, cos then sin."""
+    axes = torch.tensor([int(axis) for axis in axis_map], device=device)
+    return _Lanes(axes, torch.cat((axes, axes)), torch.arange(2 * len(axis_map), device=device), None)
 
 
-def _computed(
-    positions: torch.Tensor, inv_freq: torch.Tensor, attention_factor: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin at the positions of each pair, in the table's dtype: the bits of the eager table."""
-    # Contiguous: ATen's cos takes another code path, with other last bits, on a strided tensor.
-    angle = torch.mul(positions.to(torch.float32), inv_freq).contiguous()
-    cos, sin = angle.cos(), angle.sin()
-    if attention_factor != 1.0:
-        cos.mul_(attention_factor)
-        sin.mul_(attention_factor)
-    return cos.to(dtype), sin.to(dtype)
+@functools.lru_cache(maxsize=256)
+def _factor_lanes(axis_map: str, is_neox_style: bool, inverse: bool, dtype: torch.dtype) -> _Lanes:
+    """The lanes of ``C`` then ``S``, with ``x * C + swapped(x) * S`` the rotation of ``x``."""
+    half = len(axis_map)
+    pairs = [*range(half)] * 2 if is_neox_style else [i for i in range(half) for _ in range(2)]
+    signs = [-1] * half + [1] * half if is_neox_style else [-1, 1] * half
+    return _Lanes(
+        torch.tensor([int(axis) for axis in axis_map]),
+        torch.tensor([int(axis_map[i]) for i in pairs] * 2),
+        torch.tensor(pairs + [half + i for i in pairs]),
+        torch.tensor([1] * (2 * half) + [-sign if inverse else sign for sign in signs], dtype=dtype),
+    )
 
 
 def _rows(
     positions: torch.Tensor,
     inv_freq: torch.Tensor,
     cos_sin_cache: torch.Tensor | None,
-    form: _Form,
+    attention_factor: float,
     dtype: torch.dtype,
+    lanes: _Lanes,
     all_inside: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of each token, ``[*tokens, half]``, in the table's dtype.
+) -> torch.Tensor:
+    """The rows of each token, ``[*tokens, len(lanes)]``, in the table's dtype and before signs.
 
     Args:
         positions: ``[num_dims, *tokens]``.
         dtype: that of the table, or that it would have.
         all_inside: no position is outside the table.
     """
-    half = inv_freq.shape[0]
-    of_pair = _pair_positions(positions, tuple(form.axis_map))
-    if cos_sin_cache is None:
-        return _computed(of_pair, inv_freq, form.attention_factor, dtype)
-    index = of_pair
-    if not all_inside:
-        inside = (of_pair >= 0) & (of_pair < cos_sin_cache.shape[0])
-        index = torch.where(inside, of_pair, 0)
-        if cos_sin_cache.shape[0] == 0:
-            cos_sin_cache = cos_sin_cache.new_zeros((1, 2 * half))
-    if index.shape[-1] == 1:
-        rows = cos_sin_cache.index_select(0, index.reshape(-1))
-    else:
-        index = index.reshape(-1, half).to(torch.int64)
-        rows = cos_sin_cache.gather(0, torch.cat((index, index), dim=-1))
-    cos, sin = rows.view(*of_pair.shape[:-1], 2, half).unbind(-2)
-    if not all_inside:
-        computed_cos, computed_sin = _computed(of_pair, inv_freq, form.attention_factor, dtype)
-        cos, sin = torch.where(inside, cos, computed_cos), torch.where(inside, sin, computed_sin)
+    rotary_dim = 2 * inv_freq.shape[0]
+    positions = positions.movedim(0, -1)
+    if cos_sin_cache is not None:
+        of_lane = positions.index_select(-1, lanes.axes)
+        if all_inside:
+            return cos_sin_cache.take(torch.add(lanes.columns, of_lane, alpha=rotary_dim))
+        inside = (of_lane >= 0) & (of_lane < cos_sin_cache.shape[0])
         counter = _counter(positions.device)
         if counter is not None:
             counter.add_((~inside).any(-1).sum())
-    return cos, sin
+    # A new, contiguous tensor: ATen's cos takes another code path, with other last bits, on a strided one.
+    angle = positions.to(torch.float32).index_select(-1, lanes.pair_axes).mul_(inv_freq)
+    rows = torch.cat((angle.cos(), angle.sin()), dim=-1)
+    if attention_factor != 1.0:
+        rows.mul_(attention_factor)
+    rows = rows.to(dtype).index_select(-1, lanes.columns)
+    if cos_sin_cache is not None and cos_sin_cache.shape[0] > 0:
+        index = torch.add(lanes.columns, torch.where(inside, of_lane, 0), alpha=rotary_dim)
+        rows = torch.where(inside, cos_sin_cache.take(index), rows)
+    return rows
 
 
 # The rotation on CPU.
@@ -345,15 +373,6 @@ def _token_blocks(tokens: Sequence[int], limit: int) -> Iterator[tuple[int | sli
         step = max(1, limit // inner)
         for start in range(0, tokens[0], step):
             yield (slice(start, start + step),)
-
-
-def _wide(cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """``C`` and ``S`` with ``x * C + swapped(x) * S`` the rotation of ``x``, ``[*tokens, 1, rotary_dim]``."""
-    if is_neox_style:
-        c, s = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-    else:
-        c, s = torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
-    return c.unsqueeze(-2), s.unsqueeze(-2)
 
 
 def _turn(x: torch.Tensor, out: torch.Tensor, c: torch.Tensor, s: torch.Tensor, is_neox_style: bool) -> None:
@@ -377,10 +396,11 @@ def _turn(x: torch.Tensor, out: torch.Tensor, c: torch.Tensor, s: torch.Tensor, 
 def _all_inside(positions: torch.Tensor, rows: int) -> bool:
     if positions.numel() == 0:
         return True
-    # A list is the quicker way to look at a few numbers.
-    low, high = (
-        (f(positions.reshape(-1).tolist()) for f in (min, max)) if positions.numel() <= 16 else positions.aminmax()
-    )
+    if positions.numel() <= 16:
+        # A list is the quicker way to look at a few numbers.
+        values = positions.reshape(-1).tolist()
+        return min(values) >= 0 and max(values) < rows
+    low, high = positions.aminmax()
     return bool(low >= 0) and bool(high < rows)
 
 
@@ -400,12 +420,15 @@ def _cpu_into(name, query, key, query_out, key_out, positions, inv_freq, cos_sin
     all_inside = cos_sin_cache is None or _all_inside(positions, cos_sin_cache.shape[0])
     cache_dtype = cos_sin_cache.dtype if cos_sin_cache is not None else form.cache_dtype or query.dtype
     round_dtype = query.dtype if form.rounding == "cache" else torch.float32
-    lanes = 2 * inv_freq.shape[0] * max(1, *(x.shape[-2] for x, _ in heads))
-    for block in _token_blocks(tokens, max(1, _BLOCK_LANES // lanes)):
+    rotary_dim = 2 * inv_freq.shape[0]
+    axis_map = form.axis_map if positions.shape[0] > 1 else "0" * inv_freq.shape[0]
+    lanes = _factor_lanes(axis_map, form.is_neox_style, form.inverse, round_dtype)
+    lanes_of_token = rotary_dim * max(1, *(x.shape[-2] for x, _ in heads), 1)
+    for block in _token_blocks(tokens, max(1, _BLOCK_LANES // lanes_of_token)):
         of_block = positions[(slice(None), *block)] if block else positions
-        cos, sin = _rows(of_block, inv_freq, cos_sin_cache, form, cache_dtype, all_inside)
-        cos, sin = cos.to(round_dtype), sin.to(round_dtype)
-        c, s = _wide(cos, -sin if form.inverse else sin, form.is_neox_style)
+        rows = _rows(of_block, inv_freq, cos_sin_cache, form.attention_factor, cache_dtype, lanes, all_inside)
+        rows = rows.to(round_dtype).mul_(lanes.signs)
+        c, s = rows.view(*rows.shape[:-1], 2, 1, rotary_dim).unbind(-3)
         for x, out in heads:
             if block:
                 x, out = (x[block],) * 2 if out is x else (x[block], out[block])
@@ -429,17 +452,20 @@ def _cuda_into(name, query, key, query_out, key_out, positions, inv_freq, cos_si
     positions = _on_axes(positions, len(tokens))
     if form.check_positions:
         _check_range(name, positions, cos_sin_cache, form.axis_map)
-    axis_map = tuple(form.axis_map) if positions.shape[0] > 1 else (0,) * inv_freq.shape[0]
+    half = inv_freq.shape[0]
+    axis_map = form.axis_map if positions.shape[0] > 1 else "0" * half
     cache_dtype = cos_sin_cache.dtype if cos_sin_cache is not None else form.cache_dtype or query.dtype
     inv_freq = inv_freq.contiguous()
     if cos_sin_cache is not None and cos_sin_cache.stride(1) != 1:
         cos_sin_cache = cos_sin_cache.contiguous()
     if not _proved_exact(query.device.index):
         # Where the kernel's cos and sin are not known to be ATen's, ATen makes the rows: a table of one row a token.
-        rows = _rows(positions, inv_freq, cos_sin_cache, form, cache_dtype, all_inside=False)
-        cos_sin_cache = torch.cat(rows, dim=-1).reshape(-1, 2 * inv_freq.shape[0])
+        lanes = _table_lanes(axis_map, query.device)
+        cos_sin_cache = _rows(
+            positions, inv_freq, cos_sin_cache, form.attention_factor, cache_dtype, lanes, all_inside=False
+        ).reshape(-1, 2 * half)
         positions = torch.arange(cos_sin_cache.shape[0], device=query.device).view(1, *tokens)
-        axis_map = (0,) * inv_freq.shape[0]
+        axis_map = "0" * half
     kernels.rotate(
         query,
         key,
@@ -448,7 +474,7 @@ def _cuda_into(name, query, key, query_out, key_out, positions, inv_freq, cos_si
         positions,
         inv_freq,
         cos_sin_cache,
-        axis_map=axis_map,
+        axis_map=tuple(map(int, axis_map)),
         is_neox_style=form.is_neox_style,
         attention_factor=form.attention_factor,
         cache_dtype=cache_dtype,
@@ -464,13 +490,13 @@ def _cuda_into(name, query, key, query_out, key_out, positions, inv_freq, cos_si
 def _implementations(into):
     def rotate_(query, key, positions, inv_freq, cos_sin_cache, *form) -> None:
         form = _Form(*form)
-        _check("rotate_", query, key, positions, inv_freq, cos_sin_cache, form)
+        _check_tensors("rotate_", query, key, positions, inv_freq, cos_sin_cache, form)
         _check_in_place(query, key)
         into("rotate_", query, key, query, key, positions, inv_freq, cos_sin_cache, form)
 
     def rotate(query, key, positions, inv_freq, cos_sin_cache, *form) -> tuple[torch.Tensor, torch.Tensor]:
         form = _Form(*form)
-        _check("rotate", query, key, positions, inv_freq, cos_sin_cache, form)
+        _check_tensors("rotate", query, key, positions, inv_freq, cos_sin_cache, form)
         query_out = _out_like(query)
         key_out = None if key is None else _out_like(key)
         into("rotate", query, key, query_out, key_out, positions, inv_freq, cos_sin_cache, form)
@@ -576,6 +602,9 @@ define(
     vmap=_vmap_,
 )
 
+_rotate_op = torch.ops.rope_ops.rotate.default
+_rotate_op_ = torch.ops.rope_ops.rotate_.default
+
 
 def rotate(
     query: torch.Tensor,
@@ -585,7 +614,7 @@ def rotate(
     cos_sin_cache: torch.Tensor | None = None,
     *,
     head_size: int | None = None,
-    axis_map: Sequence[int] = (),
+    axis_map: Sequence[int] | str = (),
     is_neox_style: bool = True,
     attention_factor: float = 1.0,
     cache_dtype: torch.dtype | None = None,
@@ -611,7 +640,7 @@ def rotate(
             is computed: see :func:`rows_computed`. None computes every row.
         head_size: needed with the first form of query.
         axis_map: for each frequency the row of ``positions`` it turns with, as :func:`rope_ops.axes.axis_map` makes
-            it; empty for one axis.
+            it, or the same as a string of digits (quicker); empty for one axis.
         is_neox_style: True pairs lane ``i`` with ``i + rotary_dim // 2``; False pairs lanes ``2i`` and ``2i + 1``.
         attention_factor: multiplies computed cos and sin in float32, before the cast; a table holds it already.
         cache_dtype: without a table, the dtype it would have (float32, bfloat16 or float16), which rows are rounded
@@ -632,14 +661,14 @@ def rotate(
         TypeError: a dtype that is not listed above.
         RuntimeError: a table or frequencies that require grad; a CUDA tensor without Triton.
     """
-    query_out, key_out = torch.ops.rope_ops.rotate(
+    query_out, key_out = _rotate_op(
         query,
         key,
         positions,
         inv_freq,
         cos_sin_cache,
         _head_size("rotate", query, head_size),
-        axis_map,
+        _digits(axis_map),
         is_neox_style,
         attention_factor,
         cache_dtype,
@@ -658,7 +687,7 @@ def rotate_(
     cos_sin_cache: torch.Tensor | None = None,
     *,
     head_size: int | None = None,
-    axis_map: Sequence[int] = (),
+    axis_map: Sequence[int] | str = (),
     is_neox_style: bool = True,
     attention_factor: float = 1.0,
     cache_dtype: torch.dtype | None = None,
@@ -671,14 +700,14 @@ def rotate_(
     Has no gradient: raises ``RuntimeError`` where a tensor requires grad and grad mode is on. Raises ``ValueError``
     for an expanded query or key, and where the two are the same memory.
     """
-    torch.ops.rope_ops.rotate_(
+    _rotate_op_(
         query,
         key,
         positions,
         inv_freq,
         cos_sin_cache,
         _head_size("rotate_", query, head_size),
-        axis_map,
+        _digits(axis_map),
         is_neox_style,
         attention_factor,
         cache_dtype,
@@ -699,3 +728,7 @@ def _head_size(name: str, query: torch.Tensor, head_size: int | None) -> int:
             "[..., heads, head_size] tells it"
         )
     return query.shape[-1]
+
+
+def _digits(axis_map: Sequence[int] | str) -> str:
+    return axis_map if isinstance(axis_map, str) else "".join(map(str, axis_map))
