@@ -18,32 +18,25 @@ def axis_map(mrope_section: Sequence[int], mrope_interleaved: bool = False) -> t
         mrope_section: frequencies of each axis, in the order of the position rows (M-RoPE: t, h, w); 1 to 4 numbers.
             Their sum is ``rotary_dim // 2``.
         mrope_interleaved: False lays the axes in contiguous sections, ``[TTT...HHH...WWW]`` (Qwen2-VL, GLM-4V,
-            XD-RoPE); True deals h to frequencies 1, 4, 7, ... and w to 2, 5, 8, ... and leaves the rest to t,
-            ``[THWTHWTHW...TT]`` (Qwen3-VL, Qwen3.5).
+            XD-RoPE). True deals them out (Qwen3-VL, Qwen3.5): of ``n`` axes, axis ``a > 0`` gets frequencies ``a``,
+            ``a + n``, ``a + 2n``, ... below ``n * mrope_section[a]``, and axis 0 the rest, ``[THWTHWTHW...TT]``. That
+            rule is the published one and stops at the last frequency: an axis whose section is too long for it gets
+            fewer.
 
     Returns:
         ``sum(mrope_section)`` axes.
 
     Raises:
-        ValueError: a section is negative, there are more than 4, or, interleaved, there are not 3 or the dealing
-            does not come out at the sections given.
+        ValueError: a section is negative, or there are not 1 to 4 of them.
     """
     sections = _checked("axis_map", mrope_section)
     if not mrope_interleaved:
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
-    if len(sections) != 3:
-        raise ValueError(f"axis_map: mrope_interleaved needs 3 sections (t, h, w), got mrope_section={list(sections)}")
-    half = sum(sections)
+    half, num_dims = sum(sections), len(sections)
     axes = [0] * half
-    for axis in (1, 2):
-        lanes = range(axis, min(3 * sections[axis], half), 3)
-        if len(lanes) != sections[axis]:
-            raise ValueError(
-                f"axis_map: interleaved, axis {axis} of mrope_section={list(sections)} must find "
-                f"{sections[axis]} frequencies at {axis}, {axis + 3}, ... below {half}, but there are {len(lanes)}"
-            )
-        for lane in lanes:
-            axes[lane] = axis
+    for axis in range(1, num_dims):
+        for frequency in range(axis, min(num_dims * sections[axis], half), num_dims):
+            axes[frequency] = axis
     return tuple(axes)
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from rope_ops import reference
-from rope_ops.axes import axis_map
+from rope_ops.axes import axis_map as layout_of
 from rope_ops.frequencies import (
     get_rope_type,
     normalize_rope_parameters,
     rope_frequencies,
     semantic_frequencies,
 )
-from rope_ops.ops import build_cos_sin_cache
+from rope_ops.ops import build_cos_sin_cache, rotate, rotate_
+
+CACHES = ("bounded", "virtual", "legacy")
 
 
 class RotaryEmbedding(nn.Module):
@@ -33,21 +34,27 @@ class RotaryEmbedding(nn.Module):
         rope_parameters: ``rope_theta``, ``rope_type`` and the type's own keys.
         dtype: of the table; the default dtype if None.
         cache_max_position: rows to allocate; None allocates the legacy rows.
+        cache: "bounded" allocates ``cache_max_position`` rows and "legacy" the legacy rows; None is the one of them
+            that ``cache_max_position`` says. "virtual" allocates nothing: each call computes the rows it needs, with
+            the same bits.
         device: of the table; the default device if None.
 
     Attributes:
         inv_freq: float32 ``[rotary_dim // 2]``, a non-persistent buffer.
-        cos_sin_cache: ``[rows, rotary_dim]``, a non-persistent buffer. Both keep their dtype through ``.to(dtype)``
-            and are computed anew when the module leaves the meta device.
+        cos_sin_cache: ``[rows, rotary_dim]``, a non-persistent buffer; None if virtual. Both keep their dtype through
+            ``.to(dtype)`` and are computed anew when the module leaves the meta device.
+        cache_max_position: rows allocated, 0 if virtual.
         legacy_rows: rows that serving engines allocate for these parameters.
 
     Raises:
-        ValueError: a bound that is not a positive integer, sizes that do not fit, parameters that
-            :func:`rope_frequencies` refuses.
+        ValueError: a bound that is not a positive integer, or that is missing for "bounded" or given for another
+            ``cache``; sizes that do not fit; parameters that :func:`rope_frequencies` refuses.
     """
 
     inv_freq: torch.Tensor
-    cos_sin_cache: torch.Tensor
+    cos_sin_cache: torch.Tensor | None
+    # For each frequency the row of positions it turns with; empty for one axis.
+    axis_map: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -59,6 +66,7 @@ class RotaryEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         cache_max_position: int | None = None,
+        cache: str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -68,6 +76,7 @@ class RotaryEmbedding(nn.Module):
                 f"and head_size {head_size}"
             )
         check_bound(cache_max_position, f"{type(self).__name__}: cache_max_position")
+        self.cache = resolve_cache(cache, cache_max_position, type(self).__name__)
         self.head_size = head_size
         self.rotary_dim = rotary_dim
         self.max_position = max_position
@@ -75,7 +84,8 @@ class RotaryEmbedding(nn.Module):
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         self.rope_parameters = normalize_rope_parameters(rope_parameters or {})
         self.legacy_rows = self._legacy_rows()
-        self.cache_max_position = self.legacy_rows if cache_max_position is None else cache_max_position
+        self.cache_max_position = {"bounded": cache_max_position, "legacy": self.legacy_rows, "virtual": 0}[self.cache]
+        self._axis_digits = "".join(map(str, self.axis_map))
         # Built outside inference mode: an inference tensor could not be used in a later training step.
         with torch.inference_mode(False):
             self._build(torch.get_default_device() if device is None else torch.device(device))
@@ -89,7 +99,9 @@ class RotaryEmbedding(nn.Module):
     def _build(self, device: torch.device) -> None:
         with torch.no_grad():
             inv_freq, self.attention_factor = self._frequencies(device)
-            cache = build_cos_sin_cache(inv_freq, self.cache_max_position, self.attention_factor, self.dtype)
+            cache = None
+            if self.cache != "virtual":
+                cache = build_cos_sin_cache(inv_freq, self.cache_max_position, self.attention_factor, self.dtype)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("cos_sin_cache", cache, persistent=False)
 
@@ -102,35 +114,65 @@ class RotaryEmbedding(nn.Module):
                 self._build(new)
             else:
                 self.inv_freq = self.inv_freq.to(new)
-                self.cos_sin_cache = self.cos_sin_cache.to(new)
+                self.cos_sin_cache = None if self.cos_sin_cache is None else self.cos_sin_cache.to(new)
         return self
 
     def forward(
-        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        *,
+        rounding: str = "cache",
+        check_positions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Rotate query and key to their positions.
 
         Args:
-            positions: integers ``[num_tokens]``.
+            positions: integers ``[num_tokens]``. A position past the table is computed, see
+                :func:`rope_ops.ops.rows_computed`.
             query: ``[num_tokens, heads * head_size]`` or ``[num_tokens, heads, head_size]``.
             key: like query with its own number of heads, or None.
+            rounding, check_positions: as for :func:`rope_ops.ops.rotate`.
 
         Returns:
             New tensors of the shapes and dtypes of query and key. The module is not changed: a table of another
             dtype is rounded for this call only.
         """
-        cos, sin = reference.gather_cos_sin(self.cos_sin_cache, positions, self._axis_map())
-        return self._rotate(query, cos, sin), None if key is None else self._rotate(key, cos, sin)
+        self._check_positions(positions)
+        return rotate(query, key, positions, **self._form(rounding, check_positions))
 
-    def _axis_map(self) -> tuple[int, ...] | None:
-        return None
+    def rotate_(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        *,
+        rounding: str = "cache",
+        check_positions: bool = False,
+    ) -> None:
+        """As :meth:`forward`, written over query and key. Has no gradient, and refuses to lose one."""
+        self._check_positions(positions)
+        rotate_(query, key, positions, **self._form(rounding, check_positions))
 
-    def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        heads = x.reshape(cos.shape[0], -1, self.head_size)
-        return reference.rotate(heads, cos, sin, self.is_neox_style).reshape(x.shape)
+    def _check_positions(self, positions: torch.Tensor) -> None:
+        pass
+
+    def _form(self, rounding: str, check_positions: bool) -> dict[str, Any]:
+        return dict(
+            inv_freq=self.inv_freq,
+            cos_sin_cache=self.cos_sin_cache,
+            head_size=self.head_size,
+            axis_map=self._axis_digits,
+            is_neox_style=self.is_neox_style,
+            attention_factor=self.attention_factor,
+            cache_dtype=self.dtype,
+            rounding=rounding,
+            check_positions=check_positions,
+        )
 
     def extra_repr(self) -> str:
-        rows = f"rows={self.cache_max_position} of {self.legacy_rows}"
+        rows = f"cache={self.cache}, rows={self.cache_max_position} of {self.legacy_rows}"
         return f"head_size={self.head_size}, rotary_dim={self.rotary_dim}, {rows}, {self.rope_parameters}"
 
 
@@ -144,6 +186,8 @@ class MRotaryEmbedding(RotaryEmbedding):
         mrope_positions_factor: what serving engines multiply the semantic maximum by, since video positions may pass
             the token count: both the legacy rows and, for YaRN, the correction range. 1 computes what transformers
             computes.
+        axis_map: for each frequency the row of positions it turns with, for a layout that the configuration does not
+            name, such as :func:`rope_ops.axes.spatial_first_axis_map`; None for the one it names.
 
     Raises:
         ValueError: sections that do not sum to ``rotary_dim // 2``, and what :class:`RotaryEmbedding` refuses.
@@ -159,7 +203,9 @@ class MRotaryEmbedding(RotaryEmbedding):
         dtype: torch.dtype | None = None,
         *,
         cache_max_position: int | None = None,
+        cache: str | None = None,
         mrope_positions_factor: int = 4,
+        axis_map: Sequence[int] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         check_bound(mrope_positions_factor, "MRotaryEmbedding: mrope_positions_factor")
@@ -172,7 +218,13 @@ class MRotaryEmbedding(RotaryEmbedding):
         self.mrope_positions_factor = mrope_positions_factor
         self.mrope_section = tuple(section)
         self.mrope_interleaved = bool(parameters.get("mrope_interleaved", False))
-        self.axis_map = axis_map(self.mrope_section, self.mrope_interleaved)
+        layout = layout_of(self.mrope_section, self.mrope_interleaved) if axis_map is None else axis_map
+        self.axis_map = tuple(layout)
+        if len(self.axis_map) != rotary_dim // 2 or not set(self.axis_map) <= set(range(len(section))):
+            raise ValueError(
+                f"MRotaryEmbedding: axis_map must name one of {len(section)} axes for each of rotary_dim // 2 = "
+                f"{rotary_dim // 2} frequencies, got {len(self.axis_map)} of {sorted(set(self.axis_map))}"
+            )
         super().__init__(
             head_size,
             rotary_dim,
@@ -181,6 +233,7 @@ class MRotaryEmbedding(RotaryEmbedding):
             parameters,
             dtype,
             cache_max_position=cache_max_position,
+            cache=cache,
             device=device,
         )
 
@@ -192,23 +245,26 @@ class MRotaryEmbedding(RotaryEmbedding):
             self.rope_parameters, self.rotary_dim, self.max_position, self.mrope_positions_factor, device=device
         )
 
-    def _axis_map(self) -> tuple[int, ...] | None:
-        return self.axis_map
-
-    def forward(
-        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As :meth:`RotaryEmbedding.forward`, with positions ``[num_dims, num_tokens]`` or ``[num_tokens]``.
-
-        One axis is the same as equal axes: positions of text.
-        """
+    def _check_positions(self, positions: torch.Tensor) -> None:
+        """One axis is the same as equal axes: positions of text."""
         num_dims = len(self.mrope_section)
         if positions.dim() == 2 and positions.shape[0] != num_dims:
             raise ValueError(
                 f"MRotaryEmbedding: positions must be [{num_dims}, num_tokens] or [num_tokens] for mrope_section "
                 f"{list(self.mrope_section)}, got {list(positions.shape)}"
             )
-        return super().forward(positions, query, key)
+
+
+def resolve_cache(cache: str | None, cache_max_position: int | None, function: str) -> str:
+    """The kind of cache that ``cache`` and ``cache_max_position`` ask for together; ValueError if they disagree."""
+    if cache is None:
+        return "legacy" if cache_max_position is None else "bounded"
+    if cache not in CACHES:
+        raise ValueError(f"{function}: cache must be one of {', '.join(map(repr, CACHES))} or None, got {cache!r}")
+    if (cache == "bounded") != (cache_max_position is not None):
+        needs = "needs" if cache == "bounded" else "takes no"
+        raise ValueError(f"{function}: cache={cache!r} {needs} cache_max_position, got {cache_max_position}")
+    return cache
 
 
 def check_bound(value: object, what: str) -> None:
@@ -232,7 +288,9 @@ def get_rope(
     dtype: torch.dtype | None = None,
     *,
     cache_max_position: int | None = None,
+    cache: str | None = None,
     mrope_positions_factor: int = 4,
+    axis_map: Sequence[int] | None = None,
     device: torch.device | str | None = None,
 ) -> RotaryEmbedding:
     """The shared rotary module for these parameters, built on first request and kept while somebody holds it.
@@ -246,7 +304,9 @@ def get_rope(
         dtype: of the table; the default dtype if None.
         cache_max_position: rows to allocate: exactly these, whatever the legacy rows are. It must cover every
             position that is read, speculative (draft) tokens included. None allocates the legacy rows.
+        cache: "bounded", "legacy" or "virtual", see :class:`RotaryEmbedding`.
         mrope_positions_factor: see :class:`MRotaryEmbedding`. No effect without sections.
+        axis_map: see :class:`MRotaryEmbedding`. An error without sections.
         device: of the table; the default device if None.
 
     Returns:
@@ -265,19 +325,24 @@ def get_rope(
     probe = torch.empty(0, device=device)
     device = probe.device
     multi_axis = "mrope_section" in parameters
+    cache = resolve_cache(cache, cache_max_position, "get_rope")
+    if axis_map is not None and not multi_axis:
+        raise ValueError("get_rope: axis_map needs rope_parameters with mrope_section")
     key = (
         head_size,
         max_position,
         bool(is_neox_style),
         _frozen(parameters),
         dtype,
+        cache,
         cache_max_position,
         mrope_positions_factor if multi_axis else None,
+        None if axis_map is None else tuple(axis_map),
         device,
     )
 
     def build() -> RotaryEmbedding:
-        extra = {"mrope_positions_factor": mrope_positions_factor} if multi_axis else {}
+        extra = {"mrope_positions_factor": mrope_positions_factor, "axis_map": axis_map} if multi_axis else {}
         return (MRotaryEmbedding if multi_axis else RotaryEmbedding)(
             head_size,
             int(head_size * fraction),
@@ -286,6 +351,7 @@ def get_rope(
             _thawed(parameters),
             dtype,
             cache_max_position=cache_max_position,
+            cache=cache,
             device=device,
             **extra,
         )
@@ -296,7 +362,7 @@ def get_rope(
     with _registry_lock:
         rope = _registry.get(key)
         # A module that its user has moved elsewhere is no longer what this key names.
-        if rope is None or rope.cos_sin_cache.device != device:
+        if rope is None or rope.inv_freq.device != device:
             rope = _registry[key] = build()
         return rope
 
