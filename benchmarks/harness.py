@@ -133,10 +133,13 @@ def input_sets(bytes_of_one: int, device: torch.device) -> int:
 
 
 def copy_bytes_per_second(device: torch.device) -> float:
-    """Bytes read plus bytes written by a large copy: the ceiling of memory-bound work on this machine."""
-    source = torch.empty(COPY_BYTES // (1 if device.type == "cuda" else 8), dtype=torch.uint8, device=device)
+    """Bytes read plus bytes written by a large elementwise copy: the ceiling of memory-bound work on this machine.
+
+    A negation, since a plain copy inside a CUDA graph goes to the slower copy engines.
+    """
+    source = torch.zeros(COPY_BYTES // (4 if device.type == "cuda" else 32), device=device)
     target = torch.empty_like(source)
-    us = interleaved_us({"copy": lambda i: target.copy_(source)}, device)["copy"]
+    us = interleaved_us({"copy": lambda i: torch.neg(source, out=target)}, device)["copy"]
     return 2 * source.nbytes / us * 1e6
 
 

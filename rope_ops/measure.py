@@ -83,6 +83,8 @@ def peak_bytes(build: _Build, device: torch.device) -> int:
 
 def _build_and_peak(build: _Build, device: torch.device) -> tuple[torch.Tensor, int]:
     if device.type == "cuda":
+        # The first call compiles the kernel and proves it, which takes memory of its own.
+        build()
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
