@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -661,6 +662,7 @@ def rotate(
         TypeError: a dtype that is not listed above.
         RuntimeError: a table or frequencies that require grad; a CUDA tensor without Triton.
     """
+    _register_sharding()
     query_out, key_out = _rotate_op(
         query,
         key,
@@ -700,6 +702,7 @@ def rotate_(
     Has no gradient: raises ``RuntimeError`` where a tensor requires grad and grad mode is on. Raises ``ValueError``
     for an expanded query or key, and where the two are the same memory.
     """
+    _register_sharding()
     _rotate_op_(
         query,
         key,
@@ -715,6 +718,20 @@ def rotate_(
         inverse,
         check_positions,
     )
+
+
+def _register_sharding() -> bool:
+    """DTensor's rules, where DTensor is in use: it is not imported for the sake of knowing them."""
+    if "torch.distributed.tensor" in sys.modules:
+        from rope_ops import distributed
+
+        distributed.register()
+    return True
+
+
+# Called while torch.compile traces, not traced: what torch.compiler.assume_constant_result does, which would import
+# torch._dynamo.
+_register_sharding._dynamo_marked_constant = True
 
 
 def _head_size(name: str, query: torch.Tensor, head_size: int | None) -> int:
