@@ -84,7 +84,7 @@ def _take_axis(
         else:
             pair = tl.arange(0, BLOCK_PAIRS)[None, :]
             position = tl.where(_has_bit(AXIS_MASK, pair, BLOCK_PAIRS), on_axis, position)
-        outside = outside | (on_axis < 0) | (on_axis >= cache_rows)
+        outside = outside | (token_mask & ((on_axis < 0) | (on_axis >= cache_rows)))
     return position, outside
 
 

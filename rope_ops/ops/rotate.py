@@ -20,7 +20,7 @@ import torch
 
 from rope_ops.axes import MAX_AXES
 from rope_ops.ops._library import define
-from rope_ops.ops.cache import TABLE_DTYPES, _proved_exact
+from rope_ops.ops.cache import TABLE_DTYPES, _proofs, _proved_exact
 
 ROTATED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ROUNDINGS = ("cache", "float32")
@@ -460,6 +460,11 @@ def _cuda_into(name, query, key, query_out, key_out, positions, inv_freq, cos_si
     if cos_sin_cache is not None and cos_sin_cache.stride(1) != 1:
         cos_sin_cache = cos_sin_cache.contiguous()
     if not _proved_exact(query.device.index):
+        if query.is_cuda and query.device.index not in _proofs:
+            raise RuntimeError(
+                f"{name}: the first call on {query.device} must come before a CUDA graph capture: it compares the "
+                "kernel's cos and sin with ATen's"
+            )
         # Where the kernel's cos and sin are not known to be ATen's, ATen makes the rows: a table of one row a token.
         lanes = _table_lanes(axis_map, query.device)
         cos_sin_cache = _rows(
@@ -582,7 +587,7 @@ def _element(tensors, in_dims, i: int) -> list[torch.Tensor | None]:
 
 
 # Any strides will do: the compiler need not copy an argument to make them what eager had.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+_TAGS = tuple(getattr(torch.Tag, tag) for tag in ("pt2_compliant_tag", "flexible_layout") if hasattr(torch.Tag, tag))
 
 define(
     f"rotate(Tensor query, Tensor? key, {_ARGUMENTS}) -> (Tensor, Tensor)",

@@ -4,6 +4,7 @@ The interpreter truncates where a GPU rounds to bfloat16, so float16 and float32
 sin are not ATen's, so computed rows are compared with those of the table kernel, which shares them.
 """
 
+import importlib
 import itertools
 
 import pytest
@@ -121,3 +122,34 @@ def test_wide_axis_maps():
 def test_no_tokens():
     out, _ = launch(torch.empty(0, 2, 8), None, torch.empty(3, 0, dtype=torch.int64), torch.ones(4), None, (0, 1, 2, 0))
     assert out.shape == (0, 2, 8)
+
+
+@pytest.mark.parametrize("proved", [True, False])
+@pytest.mark.parametrize("rows", [None, 50, 20, 0])
+@pytest.mark.parametrize("lead", [(5,), (2, 3)])
+def test_what_the_operators_run_on_cuda(proved, rows, lead, monkeypatch):
+    """The CUDA implementation on CPU tensors: what it makes of its arguments, and rows by ATen where not proved."""
+    module = importlib.import_module("rope_ops.ops.rotate")
+    monkeypatch.setattr(module, "_proved_exact", lambda index: proved)
+    inv_freq = 1.0 / 10000 ** (torch.arange(0, 12, 2).float() / 12)
+    table = build_cos_sin_cache if proved else reference.build_cos_sin_cache
+    legacy = table(inv_freq, 50, 1.25, torch.float16)
+    cache = None if rows is None else legacy[:rows]
+    query, key = torch.randn(*lead, 3, 14).half(), torch.randn(*lead, 1, 14).half()
+    positions = torch.randint(0, 50, (3, *lead))
+    for axes, of_axes in (("012210", positions), ("222222", positions), ("012210", positions[:1]), ("", positions[0])):
+        form = (14, axes, False, 1.25, torch.float16, "cache", False, True if rows in (None, 50) else False)
+        axis_map = tuple(map(int, axes or "0" * 6))
+        flat = of_axes.reshape(-1, query[..., 0, 0].numel()).expand(3, -1)
+        cos, sin = reference.gather_cos_sin(legacy, flat, axis_map)
+        expected = [reference.rotate(x.flatten(0, -3), cos, sin, False).view(x.shape) for x in (query, key)]
+        module.rows_computed(reset=True)
+        got = module._rotate_cuda(query, key, of_axes, inv_freq, cache, *form)
+        assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
+        used = flat[sorted(set(axis_map))]
+        outside = 0 if rows is None else int((used >= rows).any(0).sum())
+        assert module.rows_computed() == outside
+        if len(lead) == 1:
+            written = query.flatten(1).clone(), key.flatten(1).clone()
+            module._rotate_cuda_(*written, of_axes, inv_freq, cache, *form)
+            assert all(torch.equal(g.view(e.shape), e) for g, e in zip(written, expected, strict=True))
