@@ -21,7 +21,7 @@ from tqdm import tqdm
 import rope_ops
 from benchmarks.harness import Table, copy_bytes_per_second, release, render
 
-SUITES = ("cache", "rotate")
+SUITES = ("cache", "positions", "state", "rotate")
 
 
 def main() -> None:

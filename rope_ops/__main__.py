@@ -1,4 +1,7 @@
-"""``python -m rope_ops [config.json]``: what a model's rotary table costs, legacy and bounded, measured here."""
+"""``python -m rope_ops [config.json]``: what a model's rotary table costs, legacy and bounded, measured here.
+
+``python -m rope_ops certify pkg.mod:Class [config.json]`` shows the state of a class's certificate instead.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from typing import Any
 import torch
 
 from rope_ops import __version__
-from rope_ops.config import LEGACY_POSITIONS_FACTOR, ModelConfig
+from rope_ops.config import ModelConfig
 from rope_ops.examples import EXAMPLES, ExampleModel
 from rope_ops.measure import Construction, measure
 
@@ -34,6 +37,14 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the report; exits with status 2 and one line on standard error for input that cannot be used."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+        # As under `python -m`, so that the console script finds the same model classes.
+        sys.path.insert(0, os.getcwd())
+    if arguments[:1] == ["certify"]:
+        from rope_ops import certify_command
+
+        sys.exit(certify_command.run(_Parser(prog="rope-ops certify"), arguments[1:]))
     parser = _make_parser()
     options = parser.parse_args(arguments)
     # The profiler, which counts bytes, otherwise reports its own start and stop on standard error.
@@ -54,11 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="rope_ops", description=__doc__)
+    parser = _Parser(prog="rope_ops", description=__doc__.partition("\n")[0])
     parser.add_argument("config", nargs="?", help="a Hugging Face config.json, or its folder; an example if left out")
     parser.add_argument("--example", choices=sorted(EXAMPLES), default="qwen3.5", help="embedded config")
     parser.add_argument("--max-model-len", type=int, help="longest sequence served, draft tokens included")
     parser.add_argument("--model-class", metavar="PKG.MOD:CLASS", help="the class that is served")
+    parser.add_argument("--layer-type", help="whose rope to read, for a config with one for each layer type")
     parser.add_argument("--device", help="cpu or cuda; cuda where there is one")
     parser.add_argument("--json", action="store_true", help="print data instead of text")
     parser.add_argument("--plot", metavar="OUT.PNG", help="also write a bar picture (needs matplotlib)")
@@ -74,7 +86,9 @@ def _model_config(options: argparse.Namespace) -> ModelConfig:
     elif options.config is None:
         model_cls = ExampleModel
     source = EXAMPLES[options.example] if options.config is None else options.config
-    return ModelConfig.from_hf(source, model_cls=model_cls, max_model_len=options.max_model_len)
+    return ModelConfig.from_hf(
+        source, model_cls=model_cls, max_model_len=options.max_model_len, layer_type=options.layer_type
+    )
 
 
 def _measured(config: ModelConfig, device: torch.device) -> list[Construction]:
@@ -89,15 +103,16 @@ def _skipped(config: ModelConfig, device: torch.device) -> list[str]:
         why = "no CUDA device" if not torch.cuda.is_available() else f"--device {device}"
         skipped.append(f"Triton kernels ({why})")
     if config.mrope_cache_max_position is None:
-        skipped.append("bounded, eager (no bound without a certified class)")
+        skipped.append(f"bounded, eager (no bound: {config.no_bound_reason})")
     return skipped
 
 
 def _certificate(config: ModelConfig) -> str:
     if config.mrope_cache_max_position is not None:
         return f"{config.model_class} is certified: positions < max_model_len = {config.max_model_len:,}"
-    what = f"{config.model_class} is not certified" if config.model_class else "no model class given (--model-class)"
-    return f"{what}: the legacy rows are kept; certified, {config.max_model_len:,} would do"
+    option = "" if config.model_class else " (--model-class)"
+    what = f"{config.no_bound_reason}{option}: the legacy rows are kept"
+    return what if config.supports_sequence_bounded_mrope else f"{what}; certified, {config.max_model_len:,} would do"
 
 
 def _machine(device: torch.device) -> str:
@@ -114,11 +129,11 @@ def _rope(config: ModelConfig) -> str:
 
 
 def _legacy(config: ModelConfig) -> str:
-    if config.num_dims == 1:
-        return "one position axis: as many rows as the model has positions"
+    if config.legacy_positions_factor == 1:
+        return "as many rows as the model has positions, as serving engines allocate for one axis and for XD-RoPE"
     return (
-        f"{LEGACY_POSITIONS_FACTOR} x max_position_embeddings, as serving engines allocate for M-RoPE by default; "
-        "vLLM 0.33 already uses 1 x for Qwen3-VL and 3.5"
+        f"{config.legacy_positions_factor} x max_position_embeddings, as serving engines allocate for M-RoPE by "
+        "default; vLLM 0.33 already uses 1 x for Qwen3-VL and 3.5"
     )
 
 
@@ -163,6 +178,7 @@ def _as_data(config: ModelConfig, results: list[Construction], device: torch.dev
             "rotary_dim": config.rotary_dim,
             "legacy_rows": config.legacy_rows,
             "mrope_cache_max_position": config.mrope_cache_max_position,
+            "no_bound_reason": config.no_bound_reason,
             "hash": config.compute_hash(),
         },
         "certificate": _certificate(config),

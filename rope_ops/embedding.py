@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from rope_ops.axes import axis_map as layout_of
+from rope_ops.axes import axis_map
 from rope_ops.frequencies import (
     get_rope_type,
+    has_several_factors,
+    legacy_rows,
     normalize_rope_parameters,
     rope_frequencies,
+    rotary_dim_of,
     semantic_frequencies,
 )
 from rope_ops.ops import build_cos_sin_cache, rotate, rotate_
@@ -37,6 +40,8 @@ class RotaryEmbedding(nn.Module):
         cache: "bounded" allocates ``cache_max_position`` rows and "legacy" the legacy rows; None is the one of them
             that ``cache_max_position`` says. "virtual" allocates nothing: each call computes the rows it needs, with
             the same bits.
+        max_model_len: the length served, for the types that choose their values by it (see
+            :mod:`rope_ops.frequencies`); ``cache_max_position`` if None.
         device: of the table; the default device if None.
 
     Attributes:
@@ -67,6 +72,7 @@ class RotaryEmbedding(nn.Module):
         *,
         cache_max_position: int | None = None,
         cache: str | None = None,
+        max_model_len: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -76,6 +82,7 @@ class RotaryEmbedding(nn.Module):
                 f"and head_size {head_size}"
             )
         check_bound(cache_max_position, f"{type(self).__name__}: cache_max_position")
+        check_bound(max_model_len, f"{type(self).__name__}: max_model_len")
         self.cache = resolve_cache(cache, cache_max_position, type(self).__name__)
         self.head_size = head_size
         self.rotary_dim = rotary_dim
@@ -86,24 +93,32 @@ class RotaryEmbedding(nn.Module):
         self.legacy_rows = self._legacy_rows()
         self.cache_max_position = {"bounded": cache_max_position, "legacy": self.legacy_rows, "virtual": 0}[self.cache]
         self._axis_digits = "".join(map(str, self.axis_map))
+        self.max_model_len = cache_max_position if max_model_len is None else max_model_len
         # Built outside inference mode: an inference tensor could not be used in a later training step.
         with torch.inference_mode(False):
             self._build(torch.get_default_device() if device is None else torch.device(device))
 
     def _legacy_rows(self) -> int:
-        return get_rope_type(self.rope_parameters).legacy_rows(self.rope_parameters, self.max_position)
+        return legacy_rows(self.rope_parameters, self.max_position)
 
     def _frequencies(self, device: torch.device) -> tuple[torch.Tensor, float]:
-        return rope_frequencies(self.rope_parameters, self.rotary_dim, self.max_position, device=device)
+        return rope_frequencies(
+            self.rope_parameters,
+            self.rotary_dim,
+            self.max_position,
+            max_model_len=self.max_model_len,
+            device=device,
+        )
 
     def _build(self, device: torch.device) -> None:
         with torch.no_grad():
             inv_freq, self.attention_factor = self._frequencies(device)
-            cache = None
-            if self.cache != "virtual":
-                cache = build_cos_sin_cache(inv_freq, self.cache_max_position, self.attention_factor, self.dtype)
+            cache = None if self.cache == "virtual" else self._cache(inv_freq)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("cos_sin_cache", cache, persistent=False)
+
+    def _cache(self, inv_freq: torch.Tensor) -> torch.Tensor:
+        return build_cos_sin_cache(inv_freq, self.cache_max_position, self.attention_factor, self.dtype)
 
     def _apply(self, fn, recurse=True):
         """Follow the module to another device; never to another dtype, and never as uninitialised memory."""
@@ -186,8 +201,8 @@ class MRotaryEmbedding(RotaryEmbedding):
         mrope_positions_factor: what serving engines multiply the semantic maximum by, since video positions may pass
             the token count: both the legacy rows and, for YaRN, the correction range. 1 computes what transformers
             computes.
-        axis_map: for each frequency the row of positions it turns with, for a layout that the configuration does not
-            name, such as :func:`rope_ops.axes.spatial_first_axis_map`; None for the one it names.
+        axis_map: the axis of each of the ``rotary_dim // 2`` frequencies, for a family whose layout the sections do
+            not name; what :func:`rope_ops.axes.axis_map` makes of the sections if None.
 
     Raises:
         ValueError: sections that do not sum to ``rotary_dim // 2``, and what :class:`RotaryEmbedding` refuses.
@@ -204,6 +219,7 @@ class MRotaryEmbedding(RotaryEmbedding):
         *,
         cache_max_position: int | None = None,
         cache: str | None = None,
+        max_model_len: int | None = None,
         mrope_positions_factor: int = 4,
         axis_map: Sequence[int] | None = None,
         device: torch.device | str | None = None,
@@ -218,13 +234,7 @@ class MRotaryEmbedding(RotaryEmbedding):
         self.mrope_positions_factor = mrope_positions_factor
         self.mrope_section = tuple(section)
         self.mrope_interleaved = bool(parameters.get("mrope_interleaved", False))
-        layout = layout_of(self.mrope_section, self.mrope_interleaved) if axis_map is None else axis_map
-        self.axis_map = tuple(layout)
-        if len(self.axis_map) != rotary_dim // 2 or not set(self.axis_map) <= set(range(len(section))):
-            raise ValueError(
-                f"MRotaryEmbedding: axis_map must name one of {len(section)} axes for each of rotary_dim // 2 = "
-                f"{rotary_dim // 2} frequencies, got {len(self.axis_map)} of {sorted(set(self.axis_map))}"
-            )
+        self.axis_map = _checked_axis_map(axis_map, self.mrope_section, self.mrope_interleaved)
         super().__init__(
             head_size,
             rotary_dim,
@@ -234,15 +244,21 @@ class MRotaryEmbedding(RotaryEmbedding):
             dtype,
             cache_max_position=cache_max_position,
             cache=cache,
+            max_model_len=max_model_len,
             device=device,
         )
 
     def _legacy_rows(self) -> int:
-        return super()._legacy_rows() * self.mrope_positions_factor
+        return legacy_rows(self.rope_parameters, self.max_position, self.mrope_positions_factor)
 
     def _frequencies(self, device: torch.device) -> tuple[torch.Tensor, float]:
         return semantic_frequencies(
-            self.rope_parameters, self.rotary_dim, self.max_position, self.mrope_positions_factor, device=device
+            self.rope_parameters,
+            self.rotary_dim,
+            self.max_position,
+            self.mrope_positions_factor,
+            max_model_len=self.max_model_len,
+            device=device,
         )
 
     def _check_positions(self, positions: torch.Tensor) -> None:
@@ -265,6 +281,18 @@ def resolve_cache(cache: str | None, cache_max_position: int | None, function: s
         needs = "needs" if cache == "bounded" else "takes no"
         raise ValueError(f"{function}: cache={cache!r} {needs} cache_max_position, got {cache_max_position}")
     return cache
+
+
+def _checked_axis_map(given, section: tuple[int, ...], interleaved: bool) -> tuple[int, ...]:
+    if given is None:
+        return axis_map(section, interleaved)
+    counts = sorted(given.count(axis) for axis in range(len(section)))
+    if len(given) != sum(section) or counts != sorted(section):
+        raise ValueError(
+            f"MRotaryEmbedding: axis_map must give each frequency one of {len(section)} axes in the numbers of "
+            f"mrope_section {list(section)}, got {list(given)}"
+        )
+    return tuple(given)
 
 
 def check_bound(value: object, what: str) -> None:
@@ -290,6 +318,7 @@ def get_rope(
     cache_max_position: int | None = None,
     cache: str | None = None,
     mrope_positions_factor: int = 4,
+    max_model_len: int | None = None,
     axis_map: Sequence[int] | None = None,
     device: torch.device | str | None = None,
 ) -> RotaryEmbedding:
@@ -306,6 +335,8 @@ def get_rope(
             position that is read, speculative (draft) tokens included. None allocates the legacy rows.
         cache: "bounded", "legacy" or "virtual", see :class:`RotaryEmbedding`.
         mrope_positions_factor: see :class:`MRotaryEmbedding`. No effect without sections.
+        max_model_len: the length served, for the two types that choose their values by it (``dynamic``,
+            ``longrope``; see :mod:`rope_ops.frequencies`); ``cache_max_position`` if None. No effect on other types.
         axis_map: see :class:`MRotaryEmbedding`. An error without sections.
         device: of the table; the default device if None.
 
@@ -316,18 +347,19 @@ def get_rope(
         ValueError: as the modules raise; also a ``partial_rotary_factor`` outside (0, 1].
     """
     check_bound(cache_max_position, "get_rope: cache_max_position")
-    parameters = normalize_rope_parameters(rope_parameters or {})
-    fraction = parameters.get("partial_rotary_factor", 1.0)
-    if not 0 < fraction <= 1:
-        raise ValueError(f"get_rope: partial_rotary_factor must be in (0, 1], got {fraction}")
+    check_bound(max_model_len, "get_rope: max_model_len")
+    cache = resolve_cache(cache, cache_max_position, "get_rope")
+    parameters = _thawed(normalize_rope_parameters(rope_parameters or {}))
+    rotary_dim = rotary_dim_of(parameters, head_size)
+    if not get_rope_type(parameters).chooses_by_length:
+        max_model_len = None
     dtype = torch.get_default_dtype() if dtype is None else dtype
     # A tensor tells which device a name such as "cuda" means now, and whether a mode answers with a subclass.
     probe = torch.empty(0, device=device)
     device = probe.device
     multi_axis = "mrope_section" in parameters
-    cache = resolve_cache(cache, cache_max_position, "get_rope")
     if axis_map is not None and not multi_axis:
-        raise ValueError("get_rope: axis_map needs rope_parameters with mrope_section")
+        raise ValueError("get_rope: axis_map must come with an mrope_section in rope_parameters, got none")
     key = (
         head_size,
         max_position,
@@ -337,21 +369,26 @@ def get_rope(
         cache,
         cache_max_position,
         mrope_positions_factor if multi_axis else None,
-        None if axis_map is None else tuple(axis_map),
+        max_model_len,
+        _frozen(axis_map),
         device,
     )
 
     def build() -> RotaryEmbedding:
+        module: type[RotaryEmbedding] = MRotaryEmbedding if multi_axis else RotaryEmbedding
         extra = {"mrope_positions_factor": mrope_positions_factor, "axis_map": axis_map} if multi_axis else {}
-        return (MRotaryEmbedding if multi_axis else RotaryEmbedding)(
+        if not multi_axis and has_several_factors(parameters):
+            from rope_ops.linear_scaling import LinearScalingRotaryEmbedding as module
+        return module(
             head_size,
-            int(head_size * fraction),
+            rotary_dim,
             max_position,
             is_neox_style,
-            _thawed(parameters),
+            parameters,
             dtype,
             cache_max_position=cache_max_position,
             cache=cache,
+            max_model_len=max_model_len,
             device=device,
             **extra,
         )

@@ -83,3 +83,31 @@ def rotate(
     o2 = x2 * cos + x1 * sin
     rotated = torch.cat((o1, o2), dim=-1) if is_neox_style else torch.stack((o1, o2), dim=-1).flatten(-2)
     return torch.cat((rotated.to(x.dtype), query_pass), dim=-1)
+
+
+def prepare_positions(
+    positions: torch.Tensor,
+    prefill_positions: torch.Tensor,
+    prefill_delta: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    prefill_lens: torch.Tensor,
+    num_computed_tokens: torch.Tensor,
+    num_tokens_padded: int | None = None,
+) -> None:
+    """Write the positions of a batch, token by token; arguments as for :func:`rope_ops.prepare_positions`, with a
+    dense table ``[num_slots * num_dims, width]``.
+    """
+    num_dims, width = positions.shape[0], prefill_positions.shape[1]
+    starts = query_start_loc.tolist()
+    for row, slot in enumerate(idx_mapping.tolist()):
+        for column in range(starts[row], starts[row + 1]):
+            index = int(num_computed_tokens[slot]) + column - starts[row]
+            stored = index < min(int(prefill_lens[slot]), width)
+            for dim in range(num_dims):
+                if stored:
+                    positions[dim, column] = prefill_positions[slot * num_dims + dim, index].long()
+                else:
+                    positions[dim, column] = index + int(prefill_delta[slot])
+    if num_tokens_padded is not None:
+        positions[:, starts[-1] : num_tokens_padded] = 0

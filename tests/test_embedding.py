@@ -149,7 +149,7 @@ VARIANTS = [
     {"rope_parameters": {**SECTIONS, "mrope_interleaved": False}},
     {"rope_parameters": {**SECTIONS, "mrope_section": [4, 2, 2]}},
     {"rope_parameters": SECTIONS, "mrope_positions_factor": 1},
-    {"rope_parameters": SECTIONS, "axis_map": [1, 2, 1, 2, 0, 0, 0, 0]},
+    {"rope_parameters": SECTIONS, "axis_map": [1, 2, 1, 2, 1, 2, 0, 0]},
     {"device": "meta"},
 ]
 
@@ -293,9 +293,9 @@ def test_checked_positions_and_rounding_reach_the_operator():
         ({"cache": "virtual", "cache_max_position": 8}, "cache='virtual' takes no cache_max_position, got 8"),
         ({"cache": "legacy", "cache_max_position": 8}, "cache='legacy' takes no cache_max_position, got 8"),
         ({"cache": "none"}, "cache must be one of 'bounded', 'virtual', 'legacy' or None, got 'none'"),
-        ({"axis_map": [0] * 8}, "axis_map needs rope_parameters with mrope_section"),
-        ({"rope_parameters": SECTIONS, "axis_map": [0, 1]}, "must name one of 3 axes .* 8 frequencies, got 2 of"),
-        ({"rope_parameters": SECTIONS, "axis_map": [3] * 8}, r"got 8 of \[3\]"),
+        ({"axis_map": [0] * 8}, "axis_map must come with an mrope_section"),
+        ({"rope_parameters": SECTIONS, "axis_map": [0, 1]}, "must give each frequency one of 3 axes"),
+        ({"rope_parameters": SECTIONS, "axis_map": [3] * 8}, r"must give each frequency one of 3 axes .*got \[3, 3"),
     ],
 )
 def test_arguments_that_contradict_each_other(arguments, message):
@@ -365,3 +365,22 @@ def test_one_row_of_positions_equals_equal_rows():
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
     with pytest.raises(ValueError, match=r"positions must be \[3, num_tokens\] or \[num_tokens\].*got \[2, 5\]"):
         rope(positions.expand(2, 5), query, key)
+
+
+def test_several_factors_keep_to_their_tables():
+    """A position says which table it means, so a row past them cannot be computed, and there is no virtual form."""
+    parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": [1.0, 2.0]}
+    rope = get_rope(16, 64, rope_parameters=parameters, cache_max_position=8)
+    offset, query = rope.scaling_factor_to_offset[2.0], torch.randn(2, 32)
+    positions = torch.tensor([3, 5])
+    one = get_rope(16, 64, rope_parameters={**parameters, "factor": 2.0})
+    written = query.clone()
+    rope.rotate_(positions + offset, written)
+    assert torch.equal(rope(positions + offset, query)[0], one(positions, query)[0])
+    assert torch.equal(written, one(positions, query)[0])
+    with pytest.raises(IndexError):
+        rope(torch.tensor([0, 16]), query)
+    with pytest.raises(ValueError, match="from 0 to below 16, the rows of all tables, got -1 to 3"):
+        rope(torch.tensor([-1, 3]), query, check_positions=True)
+    with pytest.raises(ValueError, match="cache='virtual' needs one factor"):
+        get_rope(16, 64, rope_parameters=parameters, cache="virtual")

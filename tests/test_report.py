@@ -48,7 +48,7 @@ def test_fail_closed_is_visible(capsys, config):
     assert "no model class given (--model-class): the legacy rows are kept; certified, 128 would do" in text
     rows = [line.split("  ")[0] for line in text.splitlines() if "2,048" in line]
     assert rows == ["legacy, eager", "rope_ops"]
-    assert "bounded, eager (no bound without a certified class)" in text
+    assert "bounded, eager (no bound: no model class given)" in text
     text = report(capsys, config, "--model-class", "torch.nn:Linear", "--device", "cpu")
     assert "torch.nn.modules.linear:Linear is not certified" in text
 
