@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from rope_ops import reference
 from rope_ops.axes import axis_map
 from rope_ops.frequencies import (
     get_rope_type,
@@ -21,7 +20,9 @@ from rope_ops.frequencies import (
     rotary_dim_of,
     semantic_frequencies,
 )
-from rope_ops.ops import build_cos_sin_cache
+from rope_ops.ops import build_cos_sin_cache, rotate, rotate_
+
+CACHES = ("bounded", "virtual", "legacy")
 
 
 class RotaryEmbedding(nn.Module):
@@ -36,23 +37,29 @@ class RotaryEmbedding(nn.Module):
         rope_parameters: ``rope_theta``, ``rope_type`` and the type's own keys.
         dtype: of the table; the default dtype if None.
         cache_max_position: rows to allocate; None allocates the legacy rows.
+        cache: "bounded" allocates ``cache_max_position`` rows and "legacy" the legacy rows; None is the one of them
+            that ``cache_max_position`` says. "virtual" allocates nothing: each call computes the rows it needs, with
+            the same bits.
         max_model_len: the length served, for the types that choose their values by it (see
             :mod:`rope_ops.frequencies`); ``cache_max_position`` if None.
         device: of the table; the default device if None.
 
     Attributes:
         inv_freq: float32 ``[rotary_dim // 2]``, a non-persistent buffer.
-        cos_sin_cache: ``[rows, rotary_dim]``, a non-persistent buffer. Both keep their dtype through ``.to(dtype)``
-            and are computed anew when the module leaves the meta device.
+        cos_sin_cache: ``[rows, rotary_dim]``, a non-persistent buffer; None if virtual. Both keep their dtype through
+            ``.to(dtype)`` and are computed anew when the module leaves the meta device.
+        cache_max_position: rows allocated, 0 if virtual.
         legacy_rows: rows that serving engines allocate for these parameters.
 
     Raises:
-        ValueError: a bound that is not a positive integer, sizes that do not fit, parameters that
-            :func:`rope_frequencies` refuses.
+        ValueError: a bound that is not a positive integer, or that is missing for "bounded" or given for another
+            ``cache``; sizes that do not fit; parameters that :func:`rope_frequencies` refuses.
     """
 
     inv_freq: torch.Tensor
-    cos_sin_cache: torch.Tensor
+    cos_sin_cache: torch.Tensor | None
+    # For each frequency the row of positions it turns with; empty for one axis.
+    axis_map: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -64,6 +71,7 @@ class RotaryEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         cache_max_position: int | None = None,
+        cache: str | None = None,
         max_model_len: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -75,6 +83,7 @@ class RotaryEmbedding(nn.Module):
             )
         check_bound(cache_max_position, f"{type(self).__name__}: cache_max_position")
         check_bound(max_model_len, f"{type(self).__name__}: max_model_len")
+        self.cache = resolve_cache(cache, cache_max_position, type(self).__name__)
         self.head_size = head_size
         self.rotary_dim = rotary_dim
         self.max_position = max_position
@@ -82,7 +91,8 @@ class RotaryEmbedding(nn.Module):
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         self.rope_parameters = normalize_rope_parameters(rope_parameters or {})
         self.legacy_rows = self._legacy_rows()
-        self.cache_max_position = self.legacy_rows if cache_max_position is None else cache_max_position
+        self.cache_max_position = {"bounded": cache_max_position, "legacy": self.legacy_rows, "virtual": 0}[self.cache]
+        self._axis_digits = "".join(map(str, self.axis_map))
         self.max_model_len = cache_max_position if max_model_len is None else max_model_len
         # Built outside inference mode: an inference tensor could not be used in a later training step.
         with torch.inference_mode(False):
@@ -103,7 +113,7 @@ class RotaryEmbedding(nn.Module):
     def _build(self, device: torch.device) -> None:
         with torch.no_grad():
             inv_freq, self.attention_factor = self._frequencies(device)
-            cache = self._cache(inv_freq)
+            cache = None if self.cache == "virtual" else self._cache(inv_freq)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("cos_sin_cache", cache, persistent=False)
 
@@ -119,35 +129,65 @@ class RotaryEmbedding(nn.Module):
                 self._build(new)
             else:
                 self.inv_freq = self.inv_freq.to(new)
-                self.cos_sin_cache = self.cos_sin_cache.to(new)
+                self.cos_sin_cache = None if self.cos_sin_cache is None else self.cos_sin_cache.to(new)
         return self
 
     def forward(
-        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        *,
+        rounding: str = "cache",
+        check_positions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Rotate query and key to their positions.
 
         Args:
-            positions: integers ``[num_tokens]``.
+            positions: integers ``[num_tokens]``. A position past the table is computed, see
+                :func:`rope_ops.ops.rows_computed`.
             query: ``[num_tokens, heads * head_size]`` or ``[num_tokens, heads, head_size]``.
             key: like query with its own number of heads, or None.
+            rounding, check_positions: as for :func:`rope_ops.ops.rotate`.
 
         Returns:
             New tensors of the shapes and dtypes of query and key. The module is not changed: a table of another
             dtype is rounded for this call only.
         """
-        cos, sin = reference.gather_cos_sin(self.cos_sin_cache, positions, self._axis_map())
-        return self._rotate(query, cos, sin), None if key is None else self._rotate(key, cos, sin)
+        self._check_positions(positions)
+        return rotate(query, key, positions, **self._form(rounding, check_positions))
 
-    def _axis_map(self) -> tuple[int, ...] | None:
-        return None
+    def rotate_(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        *,
+        rounding: str = "cache",
+        check_positions: bool = False,
+    ) -> None:
+        """As :meth:`forward`, written over query and key. Has no gradient, and refuses to lose one."""
+        self._check_positions(positions)
+        rotate_(query, key, positions, **self._form(rounding, check_positions))
 
-    def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        heads = x.reshape(cos.shape[0], -1, self.head_size)
-        return reference.rotate(heads, cos, sin, self.is_neox_style).reshape(x.shape)
+    def _check_positions(self, positions: torch.Tensor) -> None:
+        pass
+
+    def _form(self, rounding: str, check_positions: bool) -> dict[str, Any]:
+        return dict(
+            inv_freq=self.inv_freq,
+            cos_sin_cache=self.cos_sin_cache,
+            head_size=self.head_size,
+            axis_map=self._axis_digits,
+            is_neox_style=self.is_neox_style,
+            attention_factor=self.attention_factor,
+            cache_dtype=self.dtype,
+            rounding=rounding,
+            check_positions=check_positions,
+        )
 
     def extra_repr(self) -> str:
-        rows = f"rows={self.cache_max_position} of {self.legacy_rows}"
+        rows = f"cache={self.cache}, rows={self.cache_max_position} of {self.legacy_rows}"
         return f"head_size={self.head_size}, rotary_dim={self.rotary_dim}, {rows}, {self.rope_parameters}"
 
 
@@ -178,6 +218,7 @@ class MRotaryEmbedding(RotaryEmbedding):
         dtype: torch.dtype | None = None,
         *,
         cache_max_position: int | None = None,
+        cache: str | None = None,
         max_model_len: int | None = None,
         mrope_positions_factor: int = 4,
         axis_map: Sequence[int] | None = None,
@@ -202,6 +243,7 @@ class MRotaryEmbedding(RotaryEmbedding):
             parameters,
             dtype,
             cache_max_position=cache_max_position,
+            cache=cache,
             max_model_len=max_model_len,
             device=device,
         )
@@ -219,23 +261,26 @@ class MRotaryEmbedding(RotaryEmbedding):
             device=device,
         )
 
-    def _axis_map(self) -> tuple[int, ...] | None:
-        return self.axis_map
-
-    def forward(
-        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As :meth:`RotaryEmbedding.forward`, with positions ``[num_dims, num_tokens]`` or ``[num_tokens]``.
-
-        One axis is the same as equal axes: positions of text.
-        """
+    def _check_positions(self, positions: torch.Tensor) -> None:
+        """One axis is the same as equal axes: positions of text."""
         num_dims = len(self.mrope_section)
         if positions.dim() == 2 and positions.shape[0] != num_dims:
             raise ValueError(
                 f"MRotaryEmbedding: positions must be [{num_dims}, num_tokens] or [num_tokens] for mrope_section "
                 f"{list(self.mrope_section)}, got {list(positions.shape)}"
             )
-        return super().forward(positions, query, key)
+
+
+def resolve_cache(cache: str | None, cache_max_position: int | None, function: str) -> str:
+    """The kind of cache that ``cache`` and ``cache_max_position`` ask for together; ValueError if they disagree."""
+    if cache is None:
+        return "legacy" if cache_max_position is None else "bounded"
+    if cache not in CACHES:
+        raise ValueError(f"{function}: cache must be one of {', '.join(map(repr, CACHES))} or None, got {cache!r}")
+    if (cache == "bounded") != (cache_max_position is not None):
+        needs = "needs" if cache == "bounded" else "takes no"
+        raise ValueError(f"{function}: cache={cache!r} {needs} cache_max_position, got {cache_max_position}")
+    return cache
 
 
 def _checked_axis_map(given, section: tuple[int, ...], interleaved: bool) -> tuple[int, ...]:
@@ -271,6 +316,7 @@ def get_rope(
     dtype: torch.dtype | None = None,
     *,
     cache_max_position: int | None = None,
+    cache: str | None = None,
     mrope_positions_factor: int = 4,
     max_model_len: int | None = None,
     axis_map: Sequence[int] | None = None,
@@ -287,6 +333,7 @@ def get_rope(
         dtype: of the table; the default dtype if None.
         cache_max_position: rows to allocate: exactly these, whatever the legacy rows are. It must cover every
             position that is read, speculative (draft) tokens included. None allocates the legacy rows.
+        cache: "bounded", "legacy" or "virtual", see :class:`RotaryEmbedding`.
         mrope_positions_factor: see :class:`MRotaryEmbedding`. No effect without sections.
         max_model_len: the length served, for the two types that choose their values by it (``dynamic``,
             ``longrope``; see :mod:`rope_ops.frequencies`); ``cache_max_position`` if None. No effect on other types.
@@ -301,6 +348,7 @@ def get_rope(
     """
     check_bound(cache_max_position, "get_rope: cache_max_position")
     check_bound(max_model_len, "get_rope: max_model_len")
+    cache = resolve_cache(cache, cache_max_position, "get_rope")
     parameters = _thawed(normalize_rope_parameters(rope_parameters or {}))
     rotary_dim = rotary_dim_of(parameters, head_size)
     if not get_rope_type(parameters).chooses_by_length:
@@ -318,6 +366,7 @@ def get_rope(
         bool(is_neox_style),
         _frozen(parameters),
         dtype,
+        cache,
         cache_max_position,
         mrope_positions_factor if multi_axis else None,
         max_model_len,
@@ -338,6 +387,7 @@ def get_rope(
             parameters,
             dtype,
             cache_max_position=cache_max_position,
+            cache=cache,
             max_model_len=max_model_len,
             device=device,
             **extra,
@@ -349,7 +399,7 @@ def get_rope(
     with _registry_lock:
         rope = _registry.get(key)
         # A module that its user has moved elsewhere is no longer what this key names.
-        if rope is None or rope.cos_sin_cache.device != device:
+        if rope is None or rope.inv_freq.device != device:
             rope = _registry[key] = build()
         return rope
 

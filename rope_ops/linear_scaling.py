@@ -6,7 +6,8 @@ from itertools import accumulate
 
 import torch
 
-from rope_ops.embedding import RotaryEmbedding, check_bound
+from rope_ops import reference
+from rope_ops.embedding import RotaryEmbedding, check_bound, resolve_cache
 from rope_ops.frequencies import legacy_rows, normalize_rope_parameters, rope_frequencies, split_factors
 from rope_ops.ops import build_cos_sin_cache
 
@@ -35,10 +36,15 @@ class LinearScalingRotaryEmbedding(RotaryEmbedding):
         dtype=None,
         *,
         cache_max_position=None,
+        cache=None,
         max_model_len=None,
         device=None,
     ) -> None:
         check_bound(cache_max_position, "LinearScalingRotaryEmbedding: cache_max_position")
+        kind = resolve_cache(cache, cache_max_position, "LinearScalingRotaryEmbedding")
+        if kind == "virtual":
+            # A position says which table it means by lying in it.
+            raise ValueError("LinearScalingRotaryEmbedding: cache='virtual' needs one factor, got several")
         self._parts = split_factors(normalize_rope_parameters(rope_parameters or {}))
         self._rows = [
             legacy_rows(part, max_position) if cache_max_position is None else cache_max_position
@@ -55,6 +61,31 @@ class LinearScalingRotaryEmbedding(RotaryEmbedding):
             cache_max_position=self._offsets[-1],
             device=device,
         )
+        self.cache = kind
+
+    def forward(self, positions, query, key=None, *, rounding="cache", check_positions=False):
+        """As :meth:`RotaryEmbedding.forward`, by plain indexing: a position past the tables has no row to compute."""
+        if (
+            check_positions
+            and positions.numel()
+            and not 0 <= int(positions.min()) <= int(positions.max()) < self.cache_max_position
+        ):
+            raise ValueError(
+                f"LinearScalingRotaryEmbedding: positions must be from 0 to below {self.cache_max_position}, the rows "
+                f"of all tables, got {int(positions.min())} to {int(positions.max())}"
+            )
+        cos, sin = reference.gather_cos_sin(self.cos_sin_cache, positions)
+
+        def turn(x):
+            heads = x.reshape(cos.shape[0], -1, self.head_size)
+            return reference.rotate(heads, cos, sin, self.is_neox_style, rounding).reshape(x.shape)
+
+        return turn(query), None if key is None else turn(key)
+
+    def rotate_(self, positions, query, key=None, **options):
+        for x, turned in zip((query, key), self.forward(positions, query, key, **options), strict=True):
+            if x is not None:
+                x.copy_(turned)
 
     @property
     def scaling_factor_to_offset(self) -> dict[float, int]:

@@ -56,20 +56,25 @@ def gather_cos_sin(
     return rows[axes, :, lanes].T, rows[axes, :, lanes + half].T
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool = True) -> torch.Tensor:
-    """Rotate the first lanes of each head, rounding to ``x.dtype`` after every operation.
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool = True, rounding: str = "cache"
+) -> torch.Tensor:
+    """Rotate the first lanes of each head.
 
     Args:
         x: ``[num_tokens, heads, head_size]``.
-        cos, sin: ``[num_tokens, rotary_dim // 2]``, cast to ``x.dtype`` first.
+        cos, sin: ``[num_tokens, rotary_dim // 2]``.
         is_neox_style: True pairs lane ``i`` with ``i + rotary_dim // 2``; False pairs lanes ``2i`` and ``2i + 1``.
+        rounding: "cache" casts cos and sin to ``x.dtype`` and rounds to it after every operation, as serving engines
+            do with their table; "float32" works in float32 and rounds once, at the end.
 
     Returns:
         A new tensor like ``x``; lanes from ``rotary_dim`` on are copied.
     """
     rotary_dim = 2 * cos.shape[-1]
-    cos, sin = cos.unsqueeze(-2).to(x.dtype), sin.unsqueeze(-2).to(x.dtype)
-    query_rot, query_pass = x[..., :rotary_dim], x[..., rotary_dim:]
+    dtype = x.dtype if rounding == "cache" else torch.float32
+    cos, sin = cos.unsqueeze(-2).to(dtype), sin.unsqueeze(-2).to(dtype)
+    query_rot, query_pass = x[..., :rotary_dim].to(dtype), x[..., rotary_dim:]
     if is_neox_style:
         x1, x2 = query_rot.chunk(2, dim=-1)
     else:
@@ -77,7 +82,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox_style:
     o1 = x1 * cos - x2 * sin
     o2 = x2 * cos + x1 * sin
     rotated = torch.cat((o1, o2), dim=-1) if is_neox_style else torch.stack((o1, o2), dim=-1).flatten(-2)
-    return torch.cat((rotated, query_pass), dim=-1)
+    return torch.cat((rotated.to(x.dtype), query_pass), dim=-1)
 
 
 def prepare_positions(

@@ -135,6 +135,8 @@ VARIANTS = [
     {"dtype": torch.bfloat16},
     {"cache_max_position": 64},
     {"cache_max_position": 32},
+    {"cache": "virtual"},
+    {"cache": "virtual", "dtype": torch.bfloat16},
     {"is_neox_style": False},
     {"max_position": 65},
     {"head_size": 32},
@@ -147,6 +149,7 @@ VARIANTS = [
     {"rope_parameters": {**SECTIONS, "mrope_interleaved": False}},
     {"rope_parameters": {**SECTIONS, "mrope_section": [4, 2, 2]}},
     {"rope_parameters": SECTIONS, "mrope_positions_factor": 1},
+    {"rope_parameters": SECTIONS, "axis_map": [1, 2, 1, 2, 1, 2, 0, 0]},
     {"device": "meta"},
 ]
 
@@ -239,6 +242,67 @@ def test_deepcopy_and_pickle_are_independent():
     assert get_rope(16, 64, rope_parameters=PLAIN) is rope
 
 
+@pytest.mark.parametrize("parameters", [PLAIN, YARN, SECTIONS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_cache_gives_the_same_bits(parameters, dtype):
+    """A bounded table with positions past it, the legacy table and no table at all, in place and not."""
+    ropes = [
+        get_rope(16, 64, rope_parameters=parameters, dtype=dtype, **cache)
+        for cache in ({"cache": "legacy"}, {"cache": "bounded", "cache_max_position": 20}, {"cache": "virtual"})
+    ]
+    assert [rope.cache for rope in ropes] == ["legacy", "bounded", "virtual"]
+    assert ropes[2].cos_sin_cache is None and ropes[2].cache_max_position == 0
+    assert [name for name, _ in ropes[2].named_buffers()] == ["inv_freq"]
+    positions = torch.randint(0, 64, (3, 9) if parameters is SECTIONS else (9,))
+    query, key = torch.randn(9, 3 * 16).to(dtype), torch.randn(9, 16).to(dtype)
+    cos, sin = reference.gather_cos_sin(ropes[0].cos_sin_cache, positions, ropes[0].axis_map or None)
+    expected = [reference.rotate(x.unflatten(-1, (-1, 16)), cos, sin).flatten(1) for x in (query, key)]
+    for rope in ropes:
+        written = query.clone(), key.clone()
+        rope.rotate_(positions, *written)
+        for got in (rope(positions, query, key), written):
+            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_a_virtual_module_moves_copies_and_compiles():
+    rope = get_rope(16, 64, rope_parameters=SECTIONS, dtype=torch.bfloat16, cache="virtual")
+    positions, query = torch.randint(0, 256, (3, 5)), torch.randn(5, 32).bfloat16()
+    expected = rope(positions, query)[0]
+    with torch.device("meta"):
+        moved = MRotaryEmbedding(16, 16, 64, rope_parameters=SECTIONS, dtype=torch.bfloat16, cache="virtual")
+    moved.to_empty(device="cpu")
+    compiled = torch.compile(rope, backend="aot_eager", fullgraph=True)
+    for twin in (copy.deepcopy(rope), pickle.loads(pickle.dumps(rope)), rope.to(torch.float32), moved, compiled):
+        assert torch.equal(twin(positions, query)[0], expected)
+    assert not rope.state_dict() and rope.inv_freq.dtype == torch.float32
+
+
+def test_checked_positions_and_rounding_reach_the_operator():
+    rope = get_rope(16, 64, rope_parameters=PLAIN, dtype=torch.float32, cache_max_position=8)
+    query = torch.randn(2, 16)
+    with pytest.raises(ValueError, match="must be below the 8 rows of cos_sin_cache, got 9"):
+        rope(torch.tensor([1, 9]), query, check_positions=True)
+    half = query.bfloat16()
+    assert not torch.equal(rope(torch.arange(2) + 5, half)[0], rope(torch.arange(2) + 5, half, rounding="float32")[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cache": "bounded"}, "cache='bounded' needs cache_max_position, got None"),
+        ({"cache": "virtual", "cache_max_position": 8}, "cache='virtual' takes no cache_max_position, got 8"),
+        ({"cache": "legacy", "cache_max_position": 8}, "cache='legacy' takes no cache_max_position, got 8"),
+        ({"cache": "none"}, "cache must be one of 'bounded', 'virtual', 'legacy' or None, got 'none'"),
+        ({"axis_map": [0] * 8}, "axis_map must come with an mrope_section"),
+        ({"rope_parameters": SECTIONS, "axis_map": [0, 1]}, "must give each frequency one of 3 axes"),
+        ({"rope_parameters": SECTIONS, "axis_map": [3] * 8}, r"must give each frequency one of 3 axes .*got \[3, 3"),
+    ],
+)
+def test_arguments_that_contradict_each_other(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        get_rope(16, 64, **{"rope_parameters": PLAIN, **arguments})
+
+
 def test_buffers_are_not_in_the_state_dict():
     assert not RotaryEmbedding(16, 16, 64, rope_parameters=PLAIN).state_dict()
 
@@ -301,3 +365,22 @@ def test_one_row_of_positions_equals_equal_rows():
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
     with pytest.raises(ValueError, match=r"positions must be \[3, num_tokens\] or \[num_tokens\].*got \[2, 5\]"):
         rope(positions.expand(2, 5), query, key)
+
+
+def test_several_factors_keep_to_their_tables():
+    """A position says which table it means, so a row past them cannot be computed, and there is no virtual form."""
+    parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": [1.0, 2.0]}
+    rope = get_rope(16, 64, rope_parameters=parameters, cache_max_position=8)
+    offset, query = rope.scaling_factor_to_offset[2.0], torch.randn(2, 32)
+    positions = torch.tensor([3, 5])
+    one = get_rope(16, 64, rope_parameters={**parameters, "factor": 2.0})
+    written = query.clone()
+    rope.rotate_(positions + offset, written)
+    assert torch.equal(rope(positions + offset, query)[0], one(positions, query)[0])
+    assert torch.equal(written, one(positions, query)[0])
+    with pytest.raises(IndexError):
+        rope(torch.tensor([0, 16]), query)
+    with pytest.raises(ValueError, match="from 0 to below 16, the rows of all tables, got -1 to 3"):
+        rope(torch.tensor([-1, 3]), query, check_positions=True)
+    with pytest.raises(ValueError, match="cache='virtual' needs one factor"):
+        get_rope(16, 64, rope_parameters=parameters, cache="virtual")

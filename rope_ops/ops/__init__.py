@@ -2,5 +2,6 @@
 
 from rope_ops.ops.cache import build_cos_sin_cache
 from rope_ops.ops.positions import prepare_positions
+from rope_ops.ops.rotate import rotate, rotate_, rows_computed
 
-__all__ = ["build_cos_sin_cache", "prepare_positions"]
+__all__ = ["build_cos_sin_cache", "prepare_positions", "rotate", "rotate_", "rows_computed"]

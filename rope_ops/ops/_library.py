@@ -2,6 +2,9 @@
 
 Importing this costs torch and nothing else. Kernels that need Triton are imported by the CUDA implementation when
 it first runs.
+
+Private torch names, in 2.11 to 2.14: ``torch._C._after_autograd_keyset``, ``_after_ADInplaceOrView_keyset``,
+``_AutoDispatchBelowAutograd``, ``_AutoDispatchBelowADInplaceOrView``, all as ``torch.library.custom_op`` uses them.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ def define(
         schema: the operator's schema, ``name(args) -> returns``.
         cpu, cuda: implementations for the two dispatch keys.
         fake: shapes, dtypes and strides of the result, with the same argument checks.
-        setup_context, backward: the autograd formula, as for :func:`torch.library.register_autograd`.
+        setup_context, backward: the autograd formula of an operator that writes to no argument. One that does is
+            refused where a gradient would be lost, and tells autograd what it wrote to. The formula is
+            given as for :func:`torch.library.register_autograd`.
         vmap: the batching rule, as for :func:`torch.library.register_vmap`.
     """
     name = schema.split("(", 1)[0]
@@ -45,7 +50,41 @@ def define(
     _library.impl(name, cuda, "CUDA")
     qualified = f"{NAMESPACE}::{name}"
     torch.library.register_fake(qualified, fake, lib=_library)
+    if getattr(getattr(torch.ops, NAMESPACE), name).default._schema.is_mutable:
+        _guard_writes(name)
     if backward is not None:
         torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_library)
     if vmap is not None:
         torch.library.register_vmap(qualified, vmap, lib=_library)
+
+
+def _guard_writes(name: str) -> None:
+    """Make an operator that writes to its arguments safe under autograd.
+
+    Left alone, the dispatcher runs it below autograd without a word: a gradient that flows through the written tensor
+    is then wrong, and so is one whose formula saved that tensor before the write.
+    """
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    arguments = operator._schema.arguments
+    written = [i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write]
+
+    def refuse(keyset, *args):
+        if torch.is_grad_enabled():
+            for argument, value in zip(arguments, args, strict=False):
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    raise RuntimeError(
+                        f"{name}: {argument.name} requires grad, but {name} writes in place and has no gradient; use "
+                        "the functional form, or call it under torch.no_grad()"
+                    )
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    def bump_versions(keyset, *args):
+        for i in written:
+            if args[i] is not None:
+                torch.autograd.graph.increment_version(args[i])
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return operator.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
+
+    _library.impl(name, refuse, "Autograd", with_keyset=True)
+    _library.impl(name, bump_versions, "ADInplaceOrView", with_keyset=True)
