@@ -80,8 +80,11 @@ def ways_of(case: Case, inv_freq: torch.Tensor, cache: torch.Tensor) -> dict[str
     axes = axis_map(case.mrope_section, case.mrope_interleaved)
     digits = "".join(map(str, axes))
 
+    # On the device already: a graph capture allows no copy from the host.
+    device_axes = torch.tensor(axes, device=cache.device)
+
     def eager(query, key, positions):
-        cos, sin = reference.gather_cos_sin(cache, positions, axes)
+        cos, sin = reference.gather_cos_sin(cache, positions, device_axes)
         return reference.rotate(query, cos, sin), reference.rotate(key, cos, sin)
 
     form = dict(axis_map=digits, cache_dtype=DTYPE)

@@ -84,12 +84,5 @@ def family_axis_map(axis_order: str, parameters: Mapping[str, Any]) -> tuple[int
     if section is None:
         return None
     if axis_order == "hwt":
-        return _spatial_first(section)
+        return axes.spatial_first_axis_map(section)
     return axes.axis_map(section, parameters.get("mrope_interleaved", False))
-
-
-def _spatial_first(section: Sequence[int]) -> tuple[int, ...]:
-    """Ernie's map: h and w alternate, t has the tail; axes are numbered t, h, w as everywhere."""
-    if len(section) != 3 or section[0] != section[1]:
-        raise ValueError(f"ModelConfig: mrope_section must be [h, w, t] with h == w in this family, got {section}")
-    return (1, 2) * section[0] + (0,) * section[2]

@@ -33,7 +33,7 @@ def build_cos_sin_cache(
 
 
 def gather_cos_sin(
-    cos_sin_cache: torch.Tensor, positions: torch.Tensor, axis_map: Sequence[int] | None = None
+    cos_sin_cache: torch.Tensor, positions: torch.Tensor, axis_map: Sequence[int] | torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Read cos and sin for each token, each frequency at the position of its own axis.
 
@@ -51,7 +51,7 @@ def gather_cos_sin(
         rows = cos_sin_cache[positions.reshape(-1)]
         return rows[:, :half], rows[:, half:]
     rows = cos_sin_cache[positions]
-    axes = torch.tensor(axis_map, device=positions.device)
+    axes = torch.as_tensor(axis_map, device=positions.device)
     lanes = torch.arange(half, device=positions.device)
     return rows[axes, :, lanes].T, rows[axes, :, lanes + half].T
 
