@@ -13,6 +13,7 @@ import platform
 import shlex
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -42,14 +43,20 @@ def main() -> None:
     bandwidth = copy_bytes_per_second(device)
     print(ceiling := f"A large copy moves {bandwidth / 1e9:,.0f} GB/s, counting bytes read and bytes written.\n")
     tables: dict[str, list[Table]] = {}
+    failed: list[str] = []
     for name in tqdm(options.suites or SUITES, desc="suites", file=sys.stderr):
         suite = importlib.import_module(f"benchmarks.{name}")
         begin = time.perf_counter()
         tables[name] = []
-        for table in suite.run(device):
-            tables[name].append(table)
-            print(f"{name}: {table.title}\n{table.text}\n\n{render(table, 'simple')}\n", flush=True)
-            release(device)
+        try:
+            for table in suite.run(device):
+                tables[name].append(table)
+                print(f"{name}: {table.title}\n\n{render(table, 'simple')}\n", flush=True)
+                release(device)
+        except Exception:
+            # The other suites are still worth their time; the exit status tells.
+            failed.append(name)
+            traceback.print_exc()
         print(f"{name} took {time.perf_counter() - begin:.0f} s\n", flush=True)
 
     if options.json:
@@ -62,6 +69,8 @@ def main() -> None:
         for name, of_suite in tables.items():
             for curve in (table.curve for table in of_suite if table.curve):
                 draw(curve, header, Path(options.plot) / f"{name}-{curve.x.split()[0]}-{device.type}.svg")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def machine(device: torch.device) -> str:
@@ -90,7 +99,7 @@ def _as_markdown(header: str, ceiling: str, tables: dict[str, list[Table]]) -> s
     parts = [header, f"Command: `{command}`", ceiling.strip()]
     for name, of_suite in tables.items():
         for table in of_suite:
-            parts += [f"### {name}: {table.title}", table.text, render(table, "github")]
+            parts += [f"### {name}: {table.title}", render(table, "github")]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -56,7 +56,6 @@ class Table:
     rows: list[Row]
     ours: tuple[str, ...]
     curve: Curve | None = None
-    text: str = ""
 
 
 def interleaved_us(
