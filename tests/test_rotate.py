@@ -607,7 +607,9 @@ def layer(query, key, positions, table):
 
 def test_one_compile_for_every_number_of_tokens():
     """R32: positions are slices of a wider buffer; 1 token, and as many as there are axes, are no special case."""
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, backend=counter, fullgraph=True)
     table = reference.build_cos_sin_cache(INV_FREQ, ROWS)
     buffer = torch.randint(0, ROWS, (3, 18))
