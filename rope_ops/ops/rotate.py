@@ -26,8 +26,9 @@ ROTATED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ROUNDINGS = ("cache", "float32")
 _AXES = "".join(map(str, range(MAX_AXES)))
 
-# Lanes turned at a time on CPU: temporaries of that size stay in a core's second-level cache.
-_BLOCK_LANES = 1 << 17
+# Lanes turned at a time on CPU: temporaries of that size stay in cache, and there are few enough blocks that threads
+# waiting for each other at the end of every operation does not show.
+_BLOCK_LANES = 1 << 19
 
 
 class _Form(NamedTuple):
@@ -385,7 +386,8 @@ def _turn(x: torch.Tensor, out: torch.Tensor, c: torch.Tensor, s: torch.Tensor, 
     rotary_dim = c.shape[-1]
     if rotary_dim < x.shape[-1]:
         if out is not x:
-            out[..., rotary_dim:] = x[..., rotary_dim:]
+            # The whole head: one copy of contiguous memory is quicker than three operations on part of it.
+            out.copy_(x)
         x, out = x[..., :rotary_dim], out[..., :rotary_dim]
     if is_neox_style:
         swapped = x.roll(rotary_dim // 2, -1)
