@@ -7,7 +7,7 @@ from rope_ops.certify import sequence_bounded_mrope, supports_sequence_bounded_m
 from rope_ops.config import ModelConfig
 from rope_ops.embedding import MRotaryEmbedding, RotaryEmbedding, get_rope
 from rope_ops.frequencies import rope_frequencies
-from rope_ops.ops import build_cos_sin_cache, prepare_positions
+from rope_ops.ops import build_cos_sin_cache, prepare_positions, rotate, rotate_, rows_computed
 
 # Imported when they are first asked for: what they bring along costs more than the rest of the package.
 _LAZY = {
@@ -30,6 +30,9 @@ __all__ = [
     "inspect_model_cls",
     "prepare_positions",
     "rope_frequencies",
+    "rotate",
+    "rotate_",
+    "rows_computed",
     "sequence_bounded_mrope",
     "supports_sequence_bounded_mrope",
 ]

@@ -91,7 +91,9 @@ class RotaryEmbedding(nn.Module):
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         self.rope_parameters = normalize_rope_parameters(rope_parameters or {})
         self.legacy_rows = self._legacy_rows()
-        self.cache_max_position = {"bounded": cache_max_position, "legacy": self.legacy_rows, "virtual": 0}[self.cache]
+        rows = {"bounded": cache_max_position, "legacy": self.legacy_rows, "virtual": 0}[self.cache]
+        assert rows is not None  # resolve_cache has seen to it
+        self.cache_max_position = rows
         self._axis_digits = "".join(map(str, self.axis_map))
         self.max_model_len = cache_max_position if max_model_len is None else max_model_len
         # Built outside inference mode: an inference tensor could not be used in a later training step.

@@ -74,6 +74,7 @@ class LinearScalingRotaryEmbedding(RotaryEmbedding):
                 f"LinearScalingRotaryEmbedding: positions must be from 0 to below {self.cache_max_position}, the rows "
                 f"of all tables, got {int(positions.min())} to {int(positions.max())}"
             )
+        assert self.cos_sin_cache is not None  # there is no virtual form
         cos, sin = reference.gather_cos_sin(self.cos_sin_cache, positions)
 
         def turn(x):

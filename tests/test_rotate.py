@@ -684,3 +684,19 @@ print("done")
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout == "done\n", result.stderr
+
+
+def test_no_effect_of_default_device_and_dtype():
+    from rope_ops.ops import rotate as op
+
+    query, positions, inv_freq = torch.randn(5, 2, 14), torch.arange(5), torch.rand(7)
+    expected = op(query, None, positions, inv_freq)[0]
+    torch.set_default_dtype(torch.float64)
+    try:
+        # Another map than any test before, so that nothing is found made already.
+        with torch.device("meta"):
+            got = op(query, None, positions, inv_freq, is_neox_style=False)[0]
+            assert torch.equal(op(query, None, positions, inv_freq)[0], expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert got.device.type == "cpu" and torch.equal(got, op(query, None, positions, inv_freq, is_neox_style=False)[0])

@@ -158,7 +158,7 @@ def _check(
         if x.dim() == 2:
             _require(
                 x.shape[1] % head_size == 0,
-                lambda which=which, x=x: (
+                lambda which=which, x=x: (  # type: ignore[misc]
                     f"{name}: the last size of a 2-D {which} must be heads * head_size with head_size {head_size}, "
                     f"got shape {list(x.shape)}"
                 ),
@@ -166,7 +166,7 @@ def _check(
         else:
             _require(
                 x.shape[-1] == head_size,
-                lambda which=which, x=x: (
+                lambda which=which, x=x: (  # type: ignore[misc]
                     f"{name}: the last size of {which} must be head_size {head_size}, got shape {list(x.shape)}"
                 ),
             )
@@ -314,10 +314,10 @@ def _factor_lanes(axis_map: str, is_neox_style: bool, inverse: bool, dtype: torc
     pairs = [*range(half)] * 2 if is_neox_style else [i for i in range(half) for _ in range(2)]
     signs = [-1] * half + [1] * half if is_neox_style else [-1, 1] * half
     return _Lanes(
-        torch.tensor([int(axis) for axis in axis_map]),
-        torch.tensor([int(axis_map[i]) for i in pairs] * 2),
-        torch.tensor(pairs + [half + i for i in pairs]),
-        torch.tensor([1] * (2 * half) + [-sign if inverse else sign for sign in signs], dtype=dtype),
+        torch.tensor([int(axis) for axis in axis_map], device="cpu"),
+        torch.tensor([int(axis_map[i]) for i in pairs] * 2, device="cpu"),
+        torch.tensor(pairs + [half + i for i in pairs], device="cpu"),
+        torch.tensor([1] * (2 * half) + [-sign if inverse else sign for sign in signs], dtype=dtype, device="cpu"),
     )
 
 
@@ -426,9 +426,11 @@ def _cpu_into(name, query, key, query_out, key_out, positions, inv_freq, cos_sin
     rotary_dim = 2 * inv_freq.shape[0]
     axis_map = form.axis_map if positions.shape[0] > 1 else "0" * inv_freq.shape[0]
     lanes = _factor_lanes(axis_map, form.is_neox_style, form.inverse, round_dtype)
+    assert lanes.signs is not None
     lanes_of_token = rotary_dim * max(1, *(x.shape[-2] for x, _ in heads), 1)
     for block in _token_blocks(tokens, max(1, _BLOCK_LANES // lanes_of_token)):
-        of_block = positions[(slice(None), *block)] if block else positions
+        index = (slice(None), *block)
+        of_block = positions[index] if block else positions
         rows = _rows(of_block, inv_freq, cos_sin_cache, form.attention_factor, cache_dtype, lanes, all_inside)
         rows = rows.to(round_dtype).mul_(lanes.signs)
         c, s = rows.view(*rows.shape[:-1], 2, 1, rotary_dim).unbind(-3)
@@ -557,8 +559,10 @@ def _vmap(info, in_dims, query, key, positions, inv_freq, cos_sin_cache, *form):
     head_size = _Form(*form).head_size
 
     def batched(x: torch.Tensor | None, dim: int | None, at: int = 0) -> torch.Tensor | None:
-        if x is None or dim is not None:
-            return x if x is None else x.movedim(dim, at)
+        if x is None:
+            return None
+        if dim is not None:
+            return x.movedim(dim, at)
         return x.unsqueeze(at).expand(*x.shape[:at], info.batch_size, *x.shape[at:])
 
     flat = [x is not None and x.dim() - (dim is not None) == 2 for x, dim in zip((query, key), in_dims, strict=False)]
@@ -570,8 +574,8 @@ def _vmap(info, in_dims, query, key, positions, inv_freq, cos_sin_cache, *form):
     positions_dim = positions.dim() - (in_dims[2] is not None)
     positions = batched(positions, in_dims[2], at=0 if positions_dim == query.dim() - 3 else 1)
     results = torch.ops.rope_ops.rotate(query, key, positions, inv_freq, cos_sin_cache, *form)
-    results = tuple(x.flatten(-2) if is_flat else x for x, is_flat in zip(results, flat, strict=True))
-    return results, (0, None if key is None else 0)
+    turned = tuple(x.flatten(-2) if is_flat else x for x, is_flat in zip(results, flat, strict=True))
+    return turned, (0, None if key is None else 0)
 
 
 def _vmap_(info, in_dims, query, key, positions, inv_freq, cos_sin_cache, *form):
@@ -738,7 +742,7 @@ def _register_sharding() -> bool:
 
 # Called while torch.compile traces, not traced: what torch.compiler.assume_constant_result does, which would import
 # torch._dynamo.
-_register_sharding._dynamo_marked_constant = True
+setattr(_register_sharding, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def _head_size(name: str, query: torch.Tensor, head_size: int | None) -> int:
