@@ -20,9 +20,10 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 def define(
     schema: str,
     *,
-    cpu: Callable,
-    cuda: Callable,
     fake: Callable,
+    cpu: Callable | None = None,
+    cuda: Callable | None = None,
+    anywhere: Callable | None = None,
     tags: tuple[torch.Tag, ...] = (torch.Tag.pt2_compliant_tag,),
     setup_context: Callable | None = None,
     backward: Callable | None = None,
@@ -33,6 +34,7 @@ def define(
     Args:
         schema: the operator's schema, ``name(args) -> returns``.
         cpu, cuda: implementations for the two dispatch keys.
+        anywhere: one implementation for every device instead, for an operator made of others or without tensors.
         fake: shapes, dtypes and strides of the result, with the same argument checks.
         setup_context, backward: the autograd formula, as for :func:`torch.library.register_autograd`.
         vmap: the batching rule, as for :func:`torch.library.register_vmap`.
@@ -41,8 +43,9 @@ def define(
     if hasattr(getattr(torch.ops, NAMESPACE), name):
         return
     _library.define(schema, tags=tags)
-    _library.impl(name, cpu, "CPU")
-    _library.impl(name, cuda, "CUDA")
+    for key, implementation in (("CPU", cpu), ("CUDA", cuda), ("CompositeExplicitAutograd", anywhere)):
+        if implementation is not None:
+            _library.impl(name, implementation, key)
     qualified = f"{NAMESPACE}::{name}"
     torch.library.register_fake(qualified, fake, lib=_library)
     if backward is not None:
