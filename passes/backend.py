@@ -91,9 +91,7 @@ def register() -> None:
 
 def compile_graph(gm: fx.GraphModule, example_inputs, chosen: Settings, report: Report):
     mark(gm, chosen.max_model_len, multimodal_pruning=chosen.multimodal_pruning, report=report)
-    own = BoundedRopePass(
-        chosen.max_model_len, form=chosen.form, opaque_readers=chosen.opaque_readers, report=report
-    )
+    own = BoundedRopePass(chosen.max_model_len, form=chosen.form, opaque_readers=chosen.opaque_readers, report=report)
     if chosen.inner == "aot_eager":
         return _aot_eager(own)(gm, example_inputs)
     marked = _private.calls(gm, "rope_ops::position_range")

@@ -65,11 +65,13 @@ def rewrite(graph: fx.Graph, options: Options, report: Report, decomposed: bool 
     _erase([*analysis.rows, *(one.edge.user for one in served)], ranges)
     for node in ranges:
         _restore(node, decomposed)
+    if len(left) < len(ranges):
+        graph.eliminate_dead_code()
     graph.lint()
     return len(ranges) - len(left)
 
 
-# Which tables must be left ---------------------------------------------------------------------------------------------
+# Which tables must be left
 
 
 class _Planner:
@@ -238,7 +240,7 @@ def _shapes(tree) -> list:
     return [(str(leaf.shape), leaf.dtype, str(leaf.stride())) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-# What takes their place -------------------------------------------------------------------------------------------------
+# What takes their place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,7 +346,9 @@ class _Emitter:
         rows = _private.size_hint(value.numel())
         width = math.prod(size for size in value.shape if isinstance(size, int)) or 1
         least = rule(value.device.type).rows_once_from
-        return self._options.form == "auto" and (rows is None or rows // width >= least or isinstance(value.shape[0], int) and value.shape[0] >= least)
+        return self._options.form == "auto" and (
+            rows is None or rows // width >= least or isinstance(value.shape[0], int) and value.shape[0] >= least
+        )
 
     def _shaped(self, edge: Edge, found: fx.Node, flat: fx.Node) -> fx.Node:
         """The rows found, in the shape and strides that the gather's result had."""
@@ -411,7 +415,16 @@ class _Emitter:
 
 def _is_given(index: fx.Node) -> bool:
     """Whether positions reach a gather as they came in: what is computed from them may pass the bound rightly."""
-    while op_name(index) in ("view", "_to_copy", "convert_element_type", "clone", "slice", "select", "unsqueeze", "squeeze"):
+    while op_name(index) in (
+        "view",
+        "_to_copy",
+        "convert_element_type",
+        "clone",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+    ):
         index = index.args[0]
     return index.op == "placeholder"
 
@@ -452,7 +465,7 @@ def _standard_formula(table: fx.Node, analysis: Analysis) -> tuple[fx.Node, floa
     return (inv_freq, factors[0], dtype) if row and exact else None
 
 
-# The report and the rest ------------------------------------------------------------------------------------------------
+# The report and the rest
 
 
 def _record(source: fx.Node, analysis: Analysis, left: tuple[Reason, str] | None, served: list[_Served]) -> Table:
@@ -473,9 +486,7 @@ def _record(source: fx.Node, analysis: Analysis, left: tuple[Reason, str] | None
     sizes = [_bytes(value_of(result)) for result in results]
     after = None if None in sizes else sum(sizes)
     outcome = max((one.outcome for one in mine), key=list(Outcome).index)
-    return Table(
-        outcome, None, count, rows if isinstance(rows, int) else str(rows), before, after, where, formula
-    )
+    return Table(outcome, None, count, rows if isinstance(rows, int) else str(rows), before, after, where, formula)
 
 
 def _bytes(value: torch.Tensor) -> int | None:

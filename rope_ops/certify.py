@@ -22,10 +22,11 @@ from torch import nn
 _CAPABILITY = "supports_sequence_bounded_mrope"
 _EXCLUDED = "_sequence_bounded_mrope_exclude"
 
-# Keys of a traced node's annotations: the certified class it was traced in ("" where one excludes it), and its bound
-# (0 where the instance has none).
+# Keys of a traced node's annotations: the certified class it was traced in ("" where one excludes it), its bound (0
+# where the instance has none), and the names that the class excludes, joined by commas.
 MARK = "rope_ops"
 MARK_BOUND = "rope_ops_bound"
+MARK_EXCLUDED = "rope_ops_excluded"
 
 # Plain attributes of a module instance, so that they survive deepcopy and pickle, and so that Dynamo guards on them.
 _BOUND = "_rope_ops_bound"
@@ -167,13 +168,14 @@ model_class._dynamo_marked_constant = True
 def _mark_class(cls: type) -> None:
     """Wrap ``forward``, to mark what is traced in it, and ``__init__``, to mark what the certificate leaves out."""
     forward, init = cls.forward, cls.__init__
+    excluded = ",".join(excluded_submodules(cls))
 
     @functools.wraps(forward)
     def marked_forward(self, *args, **kwargs):
         # The exact class: a subclass that calls super().forward() has stated nothing.
         if not torch.compiler.is_compiling() or model_class(type(self)) is not cls:
             return forward(self, *args, **kwargs)
-        mark = {MARK: cls.__qualname__}
+        mark = {MARK: cls.__qualname__, MARK_EXCLUDED: excluded}
         if _BOUND in self.__dict__:
             mark[MARK_BOUND] = self.__dict__[_BOUND]
         with torch.fx.traceback.annotate(mark):
@@ -191,7 +193,7 @@ def _mark_class(cls: type) -> None:
 
 
 def _scope(root: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, bool]]]:
-    """``(path, (module, covered))`` for the submodules of a certified module; a certified submodule speaks for itself."""
+    """``(path, (module, covered))`` for the submodules of a certified module, but not those certified themselves."""
     excluded = excluded_submodules(model_class(type(root)))
 
     def walk(module, prefix, covered):
