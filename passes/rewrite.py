@@ -62,10 +62,11 @@ def rewrite(graph: fx.Graph, options: Options, report: Report, decomposed: bool 
     todo = [edge for edge in analysis.edges if not left.keys() & analysis.sources[edge.table]]
     served = _Emitter(graph, analysis, options, decomposed).serve(todo)
     report.add(_record(source, analysis, left.get(source), served) for source in ranges)
-    _erase([*analysis.rows, *(one.edge.user for one in served)], ranges)
+    if served:
+        _erase([*analysis.rows, *(one.edge.user for one in served)], ranges)
     for node in ranges:
         _restore(node, decomposed)
-    if len(left) < len(ranges):
+    if served:
         graph.eliminate_dead_code()
     graph.lint()
     return len(ranges) - len(left)
@@ -305,13 +306,10 @@ class _Emitter:
     def _gather_bounded(self, edge: Edge, index: fx.Node) -> _Served:
         """A position below zero counts from the end of the whole table: past the end of this one, an error."""
         user, rows = edge.user, self._analysis.rows[edge.table]
-        emit = self._replay.emit
         table = self._bounded(edge.table)
-        negative = emit(index, aten.lt.Scalar, (index, 0))
-        legacy = emit(index, aten.add.Tensor, (index, rows.count))
-        position = emit(index, aten.where.self, (negative, legacy, index))
+        position = self._replay.from_start(index, rows.count)
         indices = [position if dim == rows.dim else other for dim, other in enumerate(user.args[1])]
-        result = emit(user, aten.index.Tensor, (table, indices))
+        result = self._replay.emit(user, aten.index.Tensor, (table, indices))
         user.replace_all_uses_with(result)
         return _Served(edge, Outcome.BOUNDED, table, self._analysis.bound(edge.table))
 
@@ -328,8 +326,9 @@ class _Emitter:
         if standard is None:
             return self._replay.rows(table, (Take(0, bound),))
         inv_freq, attention_factor, dtype = standard
-        flat = self._replay.emit(inv_freq, aten.view.default, (inv_freq, [-1]))
-        arguments = (flat, bound, attention_factor, dtype)
+        if value_of(inv_freq).dim() != 1:
+            inv_freq = self._replay.emit(inv_freq, aten.view.default, (inv_freq, [-1]))
+        arguments = (inv_freq, bound, attention_factor, dtype)
         return self._replay.emit(table, torch.ops.rope_ops.build_cos_sin_cache.default, arguments)
 
     def _flat(self, user: fx.Node, index: fx.Node) -> fx.Node:
@@ -337,7 +336,10 @@ class _Emitter:
         value = value_of(index)
         if value.dim() == 1:
             return index
-        if not value.is_contiguous():
+        order = _memory_order(value)
+        if order is not None:
+            index = self._replay.emit(index, aten.permute.default, (index, order))
+        elif not value.is_contiguous():
             index = self._replay.emit(index, aten.clone.default, (index,), {"memory_format": torch.contiguous_format})
         return self._replay.emit(index, aten.view.default, (index, [-1]))
 
@@ -354,14 +356,24 @@ class _Emitter:
         """The rows found, in the shape and strides that the gather's result had."""
         user, dim = edge.user, self._analysis.rows[edge.table].dim
         index, before = value_of(_index_of(edge, dim)), value_of(user)
-        name = op_name(user)
+        name, shape = op_name(user), value_of(edge.table).shape
         if name == "gather":
-            return self._replay.emit(user, aten.view.default, (found, self._sizes(user, user)))
+            sizes = self._sizes(_whole_rows(user))[: dim + 1]
+            return self._replay.emit(user, aten.view.default, (found, [*sizes, *shape[dim + 1 :]]))
+        source = _index_of(edge, dim)
         others = name == "index" and any(other is not None for d, other in enumerate(user.args[1]) if d != dim)
         if not others:
             result = found
             if index.dim() != 1:
-                result = self._replay.emit(user, aten.view.default, (found, self._sizes(user, user)))
+                sizes, order = self._sizes(source), _memory_order(index)
+                if order is not None:
+                    sizes = [sizes[d] for d in order]
+                sizes = [*shape[:dim], *sizes, *shape[dim + 1 :]]
+                result = self._replay.emit(user, aten.view.default, (found, sizes))
+                if order is not None:
+                    back = [dim + order.index(d) for d in range(len(order))]
+                    back = [*range(dim), *back, *range(dim + len(order), len(sizes))]
+                    result = self._replay.emit(user, aten.permute.default, (result, back))
             if _significant(value_of(result)) == _significant(before):
                 return result
         # Read the small table by row number instead: the gather itself then lays out its result as it did.
@@ -369,24 +381,26 @@ class _Emitter:
         if not isinstance(count, int):
             count = self._replay.emit(flat, aten.sym_size.int, (flat, 0))
         number = self._iota(flat, count)
-        if index.dim() != 1:
-            source = _index_of(edge, dim)
-            number = self._replay.emit(flat, aten.view.default, (number, self._sizes(source, source)))
+        if index.dim() != 1 and (order := _memory_order(index)) is not None:
+            sizes = self._sizes(source)
+            number = self._replay.emit(flat, aten.view.default, (number, [sizes[d] for d in order]))
+            number = self._replay.emit(
+                flat, aten.permute.default, (number, [order.index(d) for d in range(len(order))])
+            )
+        elif index.dim() != 1:
+            number = self._replay.emit(flat, aten.view.default, (number, self._sizes(source)))
         if name != "index":
             arguments = (found, dim, number) if name == "index_select" else (found, number)
             return self._replay.emit(user, user.target, arguments)
         indices = [number if d == dim else other for d, other in enumerate(user.args[1])]
         return self._replay.emit(user, aten.index.Tensor, (found, indices))
 
-    def _sizes(self, like: fx.Node, of: fx.Node) -> list:
-        """The sizes of a node, with nodes for the symbolic ones; the first symbolic one is left to view to find."""
-        sizes: list = list(value_of(of).shape)
-        symbolic = [dim for dim, size in enumerate(sizes) if not isinstance(size, int)]
-        for dim in symbolic[:1]:
-            sizes[dim] = -1
-        for dim in symbolic[1:]:
-            sizes[dim] = self._replay.emit(like, aten.sym_size.int, (of, dim))
-        return sizes
+    def _sizes(self, of: fx.Node) -> list:
+        """The sizes of a node, with nodes for the symbolic ones."""
+        return [
+            size if isinstance(size, int) else self._replay.emit(of, aten.sym_size.int, (of, dim))
+            for dim, size in enumerate(value_of(of).shape)
+        ]
 
     def _iota(self, like: fx.Node, count) -> fx.Node:
         device = value_of(like).device
@@ -411,6 +425,14 @@ class _Emitter:
         kwargs = {"start": first, "step": stride, "dtype": integer, "device": device, "requires_grad": False}
         result = replay.emit(node, prims.iota.default, (len(taken),), kwargs)
         return result if integer is dtype else replay.emit(node, prims.convert_element_type.default, (result, dtype))
+
+
+def _memory_order(value: torch.Tensor) -> list[int] | None:
+    """The permutation that makes a permuted tensor contiguous; None if it is contiguous or no permutation does."""
+    if value.is_contiguous() or not all(isinstance(number, int) for number in (*value.shape, *value.stride())):
+        return None
+    order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
+    return order if value.permute(order).is_contiguous() else None
 
 
 def _is_given(index: fx.Node) -> bool:

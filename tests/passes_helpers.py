@@ -7,6 +7,7 @@ import rope_ops
 from rope_ops.passes import BoundedRopePass, Report, mark
 from rope_ops.passes.backend import _aot_eager
 from rope_ops.passes.printer import canonical
+from rope_ops.passes.replay import fake_result
 
 ROWS, BOUND, HALF = 64, 16, 4
 
@@ -47,7 +48,32 @@ def check(model, *args, max_model_len=BOUND, **options):
     for result, wanted in zip(results if many else (results,), expected if many else (expected,), strict=True):
         assert result.dtype == wanted.dtype and torch.equal(result, wanted)
         assert result.stride() == wanted.stride()
+        # No output shares memory with an input that did not in eager.
+        shared = [_storage(result) == _storage(arg) for arg in args if isinstance(arg, torch.Tensor)]
+        assert shared == [_storage(wanted) == _storage(arg) for arg in args if isinstance(arg, torch.Tensor)]
+    for graph in spy.graphs:
+        assert_values_are_right(graph)
     return report, spy
+
+
+def _storage(tensor):
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else None
+
+
+def assert_values_are_right(graph):
+    """Each operator's recorded fake value is what its operands' fake values give."""
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            recorded, found = node.meta["val"], fake_result(node)
+            for one, other in zip(
+                torch.utils._pytree.tree_leaves(recorded), torch.utils._pytree.tree_leaves(found), strict=True
+            ):
+                if isinstance(one, torch.Tensor):
+                    assert (str(one.shape), one.dtype, str(one.stride())) == (
+                        str(other.shape),
+                        other.dtype,
+                        str(other.stride()),
+                    )
 
 
 def outcomes(report):

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 import torch
+from passes_helpers import compiled
 
 import rope_ops
-from passes_helpers import compiled
 from rope_ops.passes.rows import value_of
 
 FOLDER = pathlib.Path(__file__).parent / "forms"

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from passes_helpers import BOUND, POSITIONS, ROWS, certified, check, compiled, inv_freq, outcomes, table
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import rope_ops
-from passes_helpers import BOUND, POSITIONS, ROWS, certified, check, compiled, inv_freq, outcomes, table
 from rope_ops.certify import bind
 from rope_ops.passes import Report, mark
 
@@ -207,7 +207,10 @@ class Tower(nn.Module):
 def test_an_excluded_tower_is_left(call):
     model = certify(fresh(Tower), exclude=("visual",))(call)
     assert sorted(outcomes(check(model, POSITIONS)[0])) == [("left", "excluded"), ("rows", None)]
-    assert sorted(outcomes(check(copy.deepcopy(bind(model, BOUND)), POSITIONS)[0])) == [("left", "excluded"), ("rows", None)]
+    assert sorted(outcomes(check(copy.deepcopy(bind(model, BOUND)), POSITIONS)[0])) == [
+        ("left", "excluded"),
+        ("rows", None),
+    ]
     # Put in place after construction: seen on the module stack, or once bound.
     model.visual = Rope()
     if call == "forward":
