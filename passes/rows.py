@@ -238,10 +238,10 @@ _REDUCTIONS = frozenset(
 # Operators that work element by element on broadcast operands; bit_stable.py says which of them are safe.
 _POINTWISE = frozenset(
     "add sub rsub neg mul div reciprocal abs floor ceil round trunc minimum maximum clamp clamp_min clamp_max "
-    "remainder fmod floor_divide cos sin tan exp exp2 expm1 log log2 log10 log1p sqrt rsqrt pow sigmoid tanh erf polar complex "
-    "eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not bitwise_xor where clone "
-    "alias detach lift_fresh _to_copy convert_element_type device_put copy contiguous ones_like zeros_like full_like "
-    "masked_fill fill square sgn sign _conj".split()
+    "remainder fmod floor_divide cos sin tan exp exp2 expm1 log log2 log10 log1p sqrt rsqrt pow sigmoid tanh erf "
+    "polar complex eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not "
+    "bitwise_xor where clone alias detach lift_fresh _to_copy convert_element_type device_put copy contiguous "
+    "ones_like zeros_like full_like masked_fill fill square sgn sign _conj".split()
 )
 
 

@@ -848,7 +848,9 @@ return [%15]""",
             return angles(model).cos().sigmoid()[p]
 
         text = self.left("not_bit_stable", forward, POSITIONS)
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 %0: float32[4] = placeholder
 %1: int64[5] = placeholder
 %2: int64[64] = prims.iota.default(64, device=cpu, dtype=int64, requires_grad=False, start=0, step=1)
@@ -860,7 +862,8 @@ return [%15]""",
 %8: float32[64, 4] = aten.cos.default(%7)
 %9: float32[64, 4] = aten.sigmoid.default(%8)
 %10: float32[5, 4] = aten.index.Tensor(%9, [%1])
-return [%10]""")
+return [%10]""",
+        )
 
     def test_left_two_axes(self):
         def forward(model, p):
