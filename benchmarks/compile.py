@@ -16,6 +16,8 @@ from torch import nn
 import rope_ops
 from rope_ops.passes import rope_bounded
 
+# Calls in one captured graph: a replay then costs far more than starting it.
+REPLAYED = 20
 LEGACY_ROWS, BOUND, LAYERS, HEADS, HEAD_SIZE = 1_048_576, 32_768, 8, 32, 64
 
 
@@ -57,23 +59,30 @@ def replay(function, *args):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        function(*args)
+        for _ in range(REPLAYED):
+            function(*args)
     return graph.replay
 
 
-def paired(first, second, device: str, seconds: float = 3.0) -> tuple[float, float]:
-    """Medians in microseconds of calls made in turns, so that what else the machine does falls on both."""
+def paired(first, second, device: str, seconds: float = 4.0) -> tuple[float, float]:
+    """Medians in microseconds of calls made in turns, so that what else the machine does falls on both.
+
+    A turn is about 20 ms of one of them: the first call after the other one's has cold caches and sleeping threads.
+    """
+
+    def timed(call) -> float:
+        begin = time.perf_counter()
+        call()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - begin) * 1e6
+
     times: tuple[list, list] = ([], [])
-    calls = 1 if device == "cpu" else 20
+    calls = [max(1, int(20_000 / min(timed(call) for _ in range(3)))) for call in (first, second)]
     start = time.perf_counter()
-    while time.perf_counter() - start < seconds or len(times[0]) < 5:
-        for call, spent in zip((first, second), times, strict=True):
-            begin = time.perf_counter()
-            for _ in range(calls):
-                call()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            spent.append((time.perf_counter() - begin) / calls * 1e6)
+    while time.perf_counter() - start < seconds or min(map(len, times)) < 5:
+        for call, count, spent in zip((first, second), calls, times, strict=True):
+            spent += [timed(call) for _ in range(count)]
     return statistics.median(times[0]), statistics.median(times[1])
 
 
@@ -91,6 +100,8 @@ def measure(tokens: int, joined: bool, device: str, options: dict | None = None)
     close = {"rtol": 2e-2, "atol": 8e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     torch.testing.assert_close(found, wanted, **close)
     before, after = paired(replay(plain, positions, x), replay(ours, positions, x), device)
+    if device != "cpu":
+        before, after = before / REPLAYED, after / REPLAYED
     return {"tokens": tokens, "plain": before, "ours": after, "ratio": before / after}
 
 

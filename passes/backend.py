@@ -148,7 +148,8 @@ def explain(model, *args, max_model_len: int | None = None, options: dict | None
         options: further options of the backend.
 
     Returns:
-        The report: ``.tables``, each with ``outcome``, ``reason``, rows and bytes before and after, and ``location``.
+        The report: ``.tables``, each with ``outcome``, ``reason``, rows and bytes before and after, and ``location``;
+        ``.graphs``, the text of each graph before and after.
 
     Raises:
         ValueError: a bad option, or a certified class traced a range and neither argument nor instance has a bound.
@@ -156,7 +157,7 @@ def explain(model, *args, max_model_len: int | None = None, options: dict | None
     import torch
 
     chosen = settings({**(options or {}), "max_model_len": max_model_len, "inner": "aot_eager"})
-    report = Report()
+    report = Report(keep_graphs=True)
     model = getattr(model, "_orig_mod", model)
 
     def backend(gm, example_inputs):

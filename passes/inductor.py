@@ -11,6 +11,7 @@ from torch import fx
 
 import rope_ops
 from rope_ops.passes import _private
+from rope_ops.passes.printer import canonical
 from rope_ops.passes.report import Report
 from rope_ops.passes.rewrite import Options, rewrite
 
@@ -50,7 +51,10 @@ class BoundedRopePass(_CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         self.calls += 1
+        before = canonical(graph) if self._report.keep_graphs else ""
         rewrite(graph, self._options, self._report)
+        if self._report.keep_graphs:
+            self._report.graphs.append((before, canonical(graph)))
 
     def uuid(self):
         return ("rope_ops", rope_ops.__version__, source_hash(), *self._key)

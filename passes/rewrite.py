@@ -40,6 +40,8 @@ class Options:
 
     form: str = "auto"
     opaque_readers: bool = False
+    # Whether rows may be stored by an operator of this package, where that is faster.
+    rows_once: bool = True
 
 
 def rewrite(graph: fx.Graph, options: Options, report: Report, decomposed: bool = True) -> int:
@@ -345,12 +347,10 @@ class _Emitter:
 
     def _once(self, found: fx.Node) -> bool:
         value = value_of(found)
-        rows = _private.size_hint(value.numel())
-        width = math.prod(size for size in value.shape if isinstance(size, int)) or 1
-        least = rule(value.device.type).rows_once_from
-        return self._options.form == "auto" and (
-            rows is None or rows // width >= least or isinstance(value.shape[0], int) and value.shape[0] >= least
-        )
+        width = math.prod(size for size in value.shape[1:] if isinstance(size, int))
+        elements = _private.size_hint(value.numel())
+        enough = elements is None or elements >= rule(value.device.type).rows_once_from * width
+        return self._options.rows_once and self._options.form == "auto" and enough
 
     def _shaped(self, edge: Edge, found: fx.Node, flat: fx.Node) -> fx.Node:
         """The rows found, in the shape and strides that the gather's result had."""

@@ -256,6 +256,8 @@ def test_explain_returns_and_prints(capsys):
     (found,) = report.tables
     assert (found.rows_before, found.rows_after, found.bytes_before, found.bytes_after) == (64, 5, 2048, 160)
     assert re.fullmatch(r".*passes_helpers.py:\d+ in angles", found.location) and found.formula == "cos_sin_cache"
+    ((before, after),) = report.graphs
+    assert "float32[64, 8]" in before and "float32[64, 8]" not in after
     printed = capsys.readouterr().out
     assert "cos_sin_cache: rows, rows 64 -> 5, bytes 2,048 -> 160" in printed
     assert "rope_ops: 1 tables, 1 rewritten, 0 left" in printed
