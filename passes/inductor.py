@@ -76,7 +76,7 @@ class Passes(_CustomGraphPass):
         return None if None in keys else tuple(keys)
 
 
-def composed(own: BoundedRopePass, others) -> _CustomGraphPass:
+def composed(own: BoundedRopePass, others) -> BoundedRopePass | Passes:
     """``own`` and what the hook holds already: nothing, one pass or a list of passes."""
     others = [] if others is None else list(others) if isinstance(others, (list, tuple)) else [others]
     return Passes([own, *others]) if others else own

@@ -14,7 +14,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -162,10 +162,10 @@ def model_class(cls: type) -> type:
 
 # Dynamo then calls this while tracing instead of tracing it (what torch.compiler.assume_constant_result sets, without
 # the import of Dynamo): the class of a module is guarded anyway.
-model_class._dynamo_marked_constant = True
+model_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _mark_class(cls: type) -> None:
+def _mark_class(cls: Any) -> None:
     """Wrap ``forward``, to mark what is traced in it, and ``__init__``, to mark what the certificate leaves out."""
     forward, init = cls.forward, cls.__init__
     excluded = ",".join(excluded_submodules(cls))

@@ -250,6 +250,7 @@ def test_r03_processes_that_share_a_cache_share_equal_code_only(tmp_path):
 
 
 def test_explain_returns_and_prints(capsys):
+    torch._dynamo.reset()
     model = bind(certified(gather), BOUND)
     report = explain(model, POSITIONS)
     assert outcomes(report) == [("rows", None)]
@@ -270,6 +271,7 @@ def test_explain_returns_and_prints(capsys):
 def test_counters_and_log(caplog):
     from torch._dynamo.utils import counters
 
+    torch._dynamo.reset()
     counters.clear()
     with caplog.at_level("INFO", logger="rope_ops"):
         explain(certified(gather), POSITIONS, max_model_len=BOUND)

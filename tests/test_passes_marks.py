@@ -159,6 +159,26 @@ def test_torch_wrappers_keep_the_certificate():
     assert outcomes(check(wrapped, POSITIONS, max_model_len=None)[0]) == ROWS_OUTCOME
 
 
+def test_ddp_keeps_the_certificate():
+    class Trained(Rope):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, positions):
+            return table(self)[positions] * self.scale
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        inner = own(Trained)()
+        model = nn.parallel.DistributedDataParallel(inner)
+        assert outcomes(check(model, POSITIONS, fullgraph=False)[0]) == ROWS_OUTCOME
+        bind(model, BOUND)
+        assert outcomes(check(model, POSITIONS, max_model_len=None, fullgraph=False)[0]) == ROWS_OUTCOME
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # What is not
 
 
