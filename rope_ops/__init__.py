@@ -3,7 +3,7 @@
 import importlib
 
 from rope_ops._version import __version__
-from rope_ops.certify import sequence_bounded_mrope, supports_sequence_bounded_mrope
+from rope_ops.certify import bind, sequence_bounded_mrope, supports_sequence_bounded_mrope
 from rope_ops.config import ModelConfig
 from rope_ops.embedding import MRotaryEmbedding, RotaryEmbedding, get_rope
 from rope_ops.frequencies import rope_frequencies
@@ -13,6 +13,7 @@ from rope_ops.ops import build_cos_sin_cache, prepare_positions, rotate, rotate_
 _LAZY = {
     "RopeState": "rope_ops.positions",
     "check_sequence_bounded": "rope_ops.positions",
+    "explain": "rope_ops.passes",
     "get_rope_state": "rope_ops.positions",
     "inspect_model_cls": "rope_ops.inspection",
 }
@@ -23,8 +24,10 @@ __all__ = [
     "RopeState",
     "RotaryEmbedding",
     "__version__",
+    "bind",
     "build_cos_sin_cache",
     "check_sequence_bounded",
+    "explain",
     "get_rope",
     "get_rope_state",
     "inspect_model_cls",

@@ -1,16 +1,37 @@
 """The certificate: a model class states that its positions stay below the sequence length.
 
+Three things follow from it. While torch.compile traces a forward of that very class, what it traces is *marked*; the
+graph pass rewrites marked tables only. ``bind`` gives an instance the bound of its tables. ``exclude=`` and the classes
+that opt out are marked as not covered.
+
 It fails closed. The statement is read from the class's **own** ``__dict__``: a subclass that inherits it has stated
 nothing, and nothing set on an instance, a mixin or a metaclass counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar, overload
+import functools
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
 
 _CAPABILITY = "supports_sequence_bounded_mrope"
 _EXCLUDED = "_sequence_bounded_mrope_exclude"
+
+# Keys of a traced node's annotations: the certified class it was traced in ("" where one excludes it), its bound (0
+# where the instance has none), and the names that the class excludes, joined by commas.
+MARK = "rope_ops"
+MARK_BOUND = "rope_ops_bound"
+MARK_EXCLUDED = "rope_ops_excluded"
+
+# Plain attributes of a module instance, so that they survive deepcopy and pickle, and so that Dynamo guards on them.
+_BOUND = "_rope_ops_bound"
+_OWNER = "_rope_ops_owner"
+_FORWARD = "_rope_ops_forward"
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -53,8 +74,11 @@ def sequence_bounded_mrope(cls=None, /, *, exclude=()):
     def certify(target):
         if not isinstance(target, type):
             raise TypeError(f"sequence_bounded_mrope: certifies a class, got {target!r}")
+        first = not supports_sequence_bounded_mrope(target)
         setattr(target, _CAPABILITY, True)
         setattr(target, _EXCLUDED, names)
+        if first and issubclass(target, nn.Module):
+            _mark_class(target)
         return target
 
     return certify if cls is None else certify(cls)
@@ -76,3 +100,140 @@ def excluded_submodules(cls: object) -> tuple[str, ...]:
 def _own(cls: object) -> dict:
     # Through `type` itself, so that no metaclass can answer in its place.
     return dict(type.__dict__["__dict__"].__get__(cls)) if isinstance(cls, type) else {}
+
+
+def checked_bound(function: str, name: str, bound: object) -> int:
+    """``bound`` itself if it is a positive integer; otherwise a ``ValueError`` that names the function."""
+    if isinstance(bound, bool) or not isinstance(bound, int) or bound <= 0:
+        raise ValueError(f"{function}: {name} must be a positive integer, got {bound!r}")
+    return bound
+
+
+def bind(model: nn.Module, max_model_len: int) -> nn.Module:
+    """Give every certified module inside ``model`` the bound of its tables, and mark all that its certificate covers.
+
+    A certified class is marked in its own ``forward``. Binding also marks the forwards of the submodules it covers, so
+    that they are still covered after a graph break, when compiled alone, or when called from a method other than
+    ``forward``. Binding again replaces the bound.
+
+    Args:
+        model: any module; wrappers such as DDP or a compiled module are looked through.
+        max_model_len: no position of a sequence reaches it; tokens drafted ahead of the sequence count.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: ``max_model_len`` is not a positive integer, or no module of ``model`` is certified.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"bind: model must be a torch.nn.Module, got {type(model).__name__}")
+    checked_bound("bind", "max_model_len", max_model_len)
+    roots = [module for module in model.modules() if supports_sequence_bounded_mrope(model_class(type(module)))]
+    if not roots:
+        raise ValueError(
+            f"bind: no module of {type(model).__name__} is certified; decorate its class with "
+            "rope_ops.sequence_bounded_mrope (a subclass does not inherit it)"
+        )
+    for root in roots:
+        cls = model_class(type(root))
+        paths = dict(_scope(root))
+        for name in excluded_submodules(cls):
+            if not any(_matches(path, name) for path in paths):
+                warnings.warn(
+                    f"bind: {cls.__name__} excludes {name!r}, which is no submodule of it", UserWarning, stacklevel=2
+                )
+        setattr(root, _BOUND, max_model_len)
+        for module, covered in paths.values():
+            _mark_instance(module, cls.__qualname__ if covered else "", max_model_len if covered else 0)
+    return model
+
+
+def model_class(cls: type) -> type:
+    """The user's class behind a class that torch itself made from it, as FSDP2 and parametrizations do."""
+    while cls.__module__.partition(".")[0] == "torch":
+        own = [base for base in cls.__bases__ if base.__module__.partition(".")[0] != "torch"]
+        if len(own) != 1:
+            break
+        cls = own[0]
+    return cls
+
+
+# Dynamo then calls this while tracing instead of tracing it (what torch.compiler.assume_constant_result sets, without
+# the import of Dynamo): the class of a module is guarded anyway.
+model_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _mark_class(cls: Any) -> None:
+    """Wrap ``forward``, to mark what is traced in it, and ``__init__``, to mark what the certificate leaves out."""
+    forward, init = cls.forward, cls.__init__
+    excluded = ",".join(excluded_submodules(cls))
+
+    @functools.wraps(forward)
+    def marked_forward(self, *args, **kwargs):
+        # The exact class: a subclass that calls super().forward() has stated nothing.
+        if not torch.compiler.is_compiling() or model_class(type(self)) is not cls:
+            return forward(self, *args, **kwargs)
+        mark = {MARK: cls.__qualname__, MARK_EXCLUDED: excluded}
+        if _BOUND in self.__dict__:
+            mark[MARK_BOUND] = self.__dict__[_BOUND]
+        with torch.fx.traceback.annotate(mark):
+            return forward(self, *args, **kwargs)
+
+    @functools.wraps(init)
+    def marked_init(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        if type(self) is cls:
+            for _, (module, covered) in _scope(self):
+                if not covered:
+                    _mark_instance(module, "", 0)
+
+    cls.forward, cls.__init__ = marked_forward, marked_init
+
+
+def _scope(root: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, bool]]]:
+    """``(path, (module, covered))`` for the submodules of a certified module, but not those certified themselves."""
+    excluded = excluded_submodules(model_class(type(root)))
+
+    def walk(module, prefix, covered):
+        for name, child in module.named_children():
+            path = f"{prefix}{name}"
+            cls = model_class(type(child))
+            if supports_sequence_bounded_mrope(cls):
+                continue
+            inside = covered and _own(cls).get(_CAPABILITY) is not False
+            inside = inside and not any(_matches(path, name) for name in excluded)
+            yield path, (child, inside)
+            yield from walk(child, f"{path}.", inside)
+
+    return walk(root, "", True)
+
+
+def _matches(path: str, name: str) -> bool:
+    """A dotted name is a path; a bare one is an attribute at any depth."""
+    return path == name or ("." not in name and path.rpartition(".")[2] == name)
+
+
+def _mark_instance(module: nn.Module, owner: str, bound: int) -> None:
+    if model_class(type(module)).__module__.startswith("torch.nn."):
+        return  # torch's own layers build no tables
+    setattr(module, _OWNER, owner)
+    setattr(module, _BOUND, bound)
+    if getattr(module.__dict__.get("forward"), "__func__", None) is not _marked_forward:
+        setattr(module, _FORWARD, module.__dict__.get("forward"))
+        module.forward = types.MethodType(_marked_forward, module)
+
+
+def _marked_forward(self, *args, **kwargs):
+    forward = self.__dict__[_FORWARD]
+    if forward is None:
+        forward = functools.partial(type(self).forward, self)
+    if not torch.compiler.is_compiling():
+        return forward(*args, **kwargs)
+    with torch.fx.traceback.annotate({MARK: self.__dict__[_OWNER], MARK_BOUND: self.__dict__[_BOUND]}):
+        return forward(*args, **kwargs)
+
+
+# Pickle stores a bound method as an attribute name: the copy then finds its own class's forward.
+_marked_forward.__name__ = "forward"

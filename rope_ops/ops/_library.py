@@ -23,9 +23,10 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 def define(
     schema: str,
     *,
-    cpu: Callable,
-    cuda: Callable,
     fake: Callable,
+    cpu: Callable | None = None,
+    cuda: Callable | None = None,
+    anywhere: Callable | None = None,
     tags: tuple[torch.Tag, ...] = (torch.Tag.pt2_compliant_tag,),
     setup_context: Callable | None = None,
     backward: Callable | None = None,
@@ -36,6 +37,7 @@ def define(
     Args:
         schema: the operator's schema, ``name(args) -> returns``.
         cpu, cuda: implementations for the two dispatch keys.
+        anywhere: one implementation for every device instead, for an operator made of others or without tensors.
         fake: shapes, dtypes and strides of the result, with the same argument checks.
         setup_context, backward: the autograd formula of an operator that writes to no argument. One that does is
             refused where a gradient would be lost, and tells autograd what it wrote to. The formula is
@@ -46,8 +48,9 @@ def define(
     if hasattr(getattr(torch.ops, NAMESPACE), name):
         return
     _library.define(schema, tags=tags)
-    _library.impl(name, cpu, "CPU")
-    _library.impl(name, cuda, "CUDA")
+    for key, implementation in (("CPU", cpu), ("CUDA", cuda), ("CompositeExplicitAutograd", anywhere)):
+        if implementation is not None:
+            _library.impl(name, implementation, key)
     qualified = f"{NAMESPACE}::{name}"
     torch.library.register_fake(qualified, fake, lib=_library)
     if getattr(getattr(torch.ops, NAMESPACE), name).default._schema.is_mutable:
