@@ -68,18 +68,20 @@ def interleaved_us(
         sets: input sets to go round, so that a call does not find its inputs in cache. See :func:`input_sets`.
         seconds: time to spend on each function.
 
-    On CUDA each sample is the replay of a graph of at least 20 calls; on CPU it is one call.
+    On CUDA a sample is the replay of a graph of at least 20 calls; on CPU it is some milliseconds of calls.
     """
     if device.type == "cuda":
         samples = {name: _graph(function, max(20, sets), sets) for name, function in functions.items()}
     else:
         samples = {name: _host(function, sets) for name, function in functions.items()}
     times: dict[str, list[float]] = {name: [] for name in functions}
+    repetitions = {}
     for name, sample in samples.items():
-        # The first call of all compiles, allocates and fills caches; it also says how many fit the time.
+        # The first sample compiles, allocates and fills caches; the second says how many fit the time.
         sample()
+        begin = time.perf_counter()
         times[name].append(sample())
-    repetitions = {name: max(3, min(200, int(seconds * 1e6 / max(t[0], 1.0)))) for name, t in times.items()}
+        repetitions[name] = max(3, min(200, int(seconds / (time.perf_counter() - begin))))
     for turn in range(max(repetitions.values())):
         for name, sample in samples.items():
             if turn < repetitions[name]:
@@ -111,14 +113,18 @@ def _graph(function: Callable[[int], object], calls: int, sets: int) -> Callable
 
 
 def _host(function: Callable[[int], object], sets: int) -> Callable[[], float]:
-    calls = 0
+    """A sample of calls that take a few milliseconds together, after one that warms caches and threads up."""
+    begin = time.perf_counter()
+    function(0)
+    calls = max(1, min(1000, int(5e-3 / max(time.perf_counter() - begin, 1e-9))))
 
     def sample() -> float:
-        nonlocal calls
-        calls += 1
+        if calls > 1:
+            function(0)
         begin = time.perf_counter()
-        function(calls % sets)
-        return 1e6 * (time.perf_counter() - begin)
+        for i in range(calls):
+            function(i % sets)
+        return 1e6 * (time.perf_counter() - begin) / calls
 
     return sample
 
