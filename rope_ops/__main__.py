@@ -22,6 +22,8 @@ import torch
 from rope_ops import __version__
 from rope_ops.config import ModelConfig
 from rope_ops.examples import EXAMPLES, ExampleModel
+from rope_ops.frequencies import has_several_factors
+from rope_ops.graph_report import GraphReport, graph_report
 from rope_ops.measure import Construction, measure
 
 _MIB = 1 << 20
@@ -53,15 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = _model_config(options)
         device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         results = _measured(config, device)
+        graph = _graph(config, device, options.compile)
         if options.plot:
             _plot(results, options.plot)
     except (OSError, ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         parser.error(str(error))
     skipped = _skipped(config, device)
     if options.json:
-        print(json.dumps(_as_data(config, results, device, skipped), indent=2))
+        print(json.dumps(_as_data(config, results, graph, device, skipped), indent=2))
     else:
-        print(_as_text(options, config, results, device, skipped))
+        print(_as_text(options, config, results, graph, device, skipped))
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -72,6 +75,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model-class", metavar="PKG.MOD:CLASS", help="the class that is served")
     parser.add_argument("--layer-type", help="whose rope to read, for a config with one for each layer type")
     parser.add_argument("--device", help="cpu or cuda; cuda where there is one")
+    parser.add_argument("--compile", action="store_true", help="also time a compiled call, plain and bounded")
     parser.add_argument("--json", action="store_true", help="print data instead of text")
     parser.add_argument("--plot", metavar="OUT.PNG", help="also write a bar picture (needs matplotlib)")
     return parser
@@ -97,13 +101,21 @@ def _measured(config: ModelConfig, device: torch.device) -> list[Construction]:
     return list(tqdm(measure(config, device), desc="building tables", leave=False, disable=not sys.stderr.isatty()))
 
 
+def _graph(config: ModelConfig, device: torch.device, timed: bool) -> GraphReport | None:
+    if config.mrope_cache_max_position is None or has_several_factors(config.rope_parameters):
+        return None
+    return graph_report(config, device, timed=timed)
+
+
 def _skipped(config: ModelConfig, device: torch.device) -> list[str]:
     skipped = []
     if device.type != "cuda":
         why = "no CUDA device" if not torch.cuda.is_available() else f"--device {device}"
         skipped.append(f"Triton kernels ({why})")
     if config.mrope_cache_max_position is None:
-        skipped.append(f"bounded, eager (no bound: {config.no_bound_reason})")
+        skipped.append(f"bounded, eager, and the graph pass (no bound: {config.no_bound_reason})")
+    elif has_several_factors(config.rope_parameters):
+        skipped.append("the graph pass (the example model builds one table, this config has one for each factor)")
     return skipped
 
 
@@ -137,7 +149,7 @@ def _legacy(config: ModelConfig) -> str:
     )
 
 
-def _as_text(options, config: ModelConfig, results: list[Construction], device: torch.device, skipped) -> str:
+def _as_text(options, config: ModelConfig, results: list[Construction], graph, device: torch.device, skipped) -> str:
     from tabulate import tabulate
 
     source = options.config or f"{options.example} (embedded)"
@@ -162,16 +174,30 @@ def _as_text(options, config: ModelConfig, results: list[Construction], device: 
             "",
             tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 4, "left")),
             "",
+            *([] if graph is None else [_graph_text(graph), ""]),
             f"skipped: {'; '.join(skipped) or 'nothing'}",
             _machine(device),
         )
     )
 
 
-def _as_data(config: ModelConfig, results: list[Construction], device: torch.device, skipped) -> dict[str, Any]:
+def _graph_text(graph: GraphReport) -> str:
+    lines = ["A model that builds this table in forward, under torch.compile, where it makes and reads the table:"]
+    lines += [f"  {line}" for line in graph.before]
+    lines += ['and with backend="rope_bounded":']
+    lines += [f"  {line}" for line in graph.after] or ["  (the same)"]
+    equal = "yes" if graph.equal_to_eager else "NO"
+    lines += [f"{graph.outcome}: {graph.bytes_before:,} -> {graph.bytes_after:,} bytes; bitwise eager: {equal}"]
+    if graph.plain_ms is not None:
+        lines += [f"a compiled call: Inductor {graph.plain_ms:.2f} ms, rope_bounded {graph.rope_bounded_ms:.2f} ms"]
+    return "\n".join(lines)
+
+
+def _as_data(config: ModelConfig, results: list[Construction], graph, device: torch.device, skipped) -> dict[str, Any]:
     fields = dataclasses.asdict(config)
     return {
         "constructions": [dataclasses.asdict(result) for result in results],
+        "graph": None if graph is None else dataclasses.asdict(graph),
         "config": {
             **fields,
             "dtype": str(config.dtype),

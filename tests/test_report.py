@@ -39,6 +39,10 @@ def test_certified_model(capsys, config):
     assert legacy["peak_bytes"] > bounded["peak_bytes"] > bounded["resident_bytes"]
     # Two scratch blocks of float32 [128, 8], the positions and the frequencies.
     assert ours["resident_bytes"] < ours["peak_bytes"] < 128 * 32 + 3 * 128 * 8 * 4
+    graph = data["graph"]
+    assert graph["outcome"] == "rows" and graph["equal_to_eager"] and graph["plain_ms"] is None
+    assert (graph["bytes_before"], graph["bytes_after"]) == (2048 * 32, 3 * 16 * 32)
+    assert all("2048" in line or "index" in line for line in graph["before"]) and graph["after"]
     assert data["config"]["mrope_cache_max_position"] == 128 and data["config"]["legacy_rows"] == 2048
     assert "torch" in data["machine"] and data["skipped"]
 
@@ -48,7 +52,7 @@ def test_fail_closed_is_visible(capsys, config):
     assert "no model class given (--model-class): the legacy rows are kept; certified, 128 would do" in text
     rows = [line.split("  ")[0] for line in text.splitlines() if "2,048" in line]
     assert rows == ["legacy, eager", "rope_ops"]
-    assert "bounded, eager (no bound: no model class given)" in text
+    assert "bounded, eager, and the graph pass (no bound: no model class given)" in text
     text = report(capsys, config, "--model-class", "torch.nn:Linear", "--device", "cpu")
     assert "torch.nn.modules.linear:Linear is not certified" in text
 
