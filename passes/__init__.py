@@ -11,6 +11,7 @@ _EXPORTS = {
     "BoundedRopePass": "inductor",
     "rope_bounded": "backend",
     "explain": "backend",
+    "register": "backend",
     "Outcome": "report",
     "Reason": "report",
     "Report": "report",

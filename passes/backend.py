@@ -78,6 +78,17 @@ def rope_bounded(gm: fx.GraphModule, example_inputs, *, mode: str | None = None,
     return compile_graph(gm, example_inputs, settings(options, mode), Report())
 
 
+def register() -> None:
+    """Make the name "rope_bounded" known to torch.compile where the package is used without being installed.
+
+    An installed package needs no call: torch finds the backend through the entry point ``torch_dynamo_backends``.
+    """
+    import torch._dynamo
+
+    if "rope_bounded" not in torch._dynamo.list_backends(exclude_tags=()):
+        torch._dynamo.register_backend(rope_bounded, name="rope_bounded")
+
+
 def compile_graph(gm: fx.GraphModule, example_inputs, chosen: Settings, report: Report):
     mark(gm, chosen.max_model_len, multimodal_pruning=chosen.multimodal_pruning, report=report)
     own = BoundedRopePass(
@@ -124,3 +135,35 @@ def _aot_eager(own: BoundedRopePass):
         partition_fn=partition,
         decompositions=_private.decompositions(),
     )
+
+
+def explain(model, *args, max_model_len: int | None = None, options: dict | None = None, **kwargs) -> Report:
+    """Say what the backend does with every table of a model, and print it.
+
+    Traces and runs the model once on the given arguments, with eager kernels and past every compile cache. What the
+    model's forward stores on itself is stored by this run as well.
+
+    Args:
+        model: a module or a function; one that ``torch.compile`` returned is looked into.
+        *args, **kwargs: its arguments.
+        max_model_len: the bound; None takes that of each instance.
+        options: further options of the backend.
+
+    Returns:
+        The report: ``.tables``, each with ``outcome``, ``reason``, rows and bytes before and after, and ``location``.
+
+    Raises:
+        ValueError: a bad option, or a certified class traced a range and neither argument nor instance has a bound.
+    """
+    import torch
+
+    chosen = settings({**(options or {}), "max_model_len": max_model_len, "inner": "aot_eager"})
+    report = Report()
+    model = getattr(model, "_orig_mod", model)
+
+    def backend(gm, example_inputs):
+        return compile_graph(gm, example_inputs, chosen, report)
+
+    torch.compile(model, backend=backend)(*args, **kwargs)
+    print(report)
+    return report

@@ -64,7 +64,8 @@ def mark(
         checked_bound("mark", "max_model_len", max_model_len)
     report = Report() if report is None else report
     shared = _shared_bodies(gm)
-    marked = False
+    marked = found_any = False
+    known = len(report.tables)
     for module in gm.modules():
         if not isinstance(module, fx.GraphModule):
             continue
@@ -77,6 +78,7 @@ def mark(
             if not reached:
                 continue
             angles |= reached
+            found_any = True
             reason, bound = _decide(found, max_model_len, multimodal_pruning, module in shared)
             if reason is None:
                 _replace(found, bound)
@@ -89,6 +91,8 @@ def mark(
             module.recompile()
     if not marked:
         report.note("no certified class traced this graph: nothing is rewritten")
+    elif len(report.tables) == known and not found_any:
+        report.note("a certified class traced this graph and builds no table in it: one made before is an input here")
     return gm
 
 

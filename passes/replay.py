@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from rope_ops.passes.rows import Analysis, is_uniform, op_name, slice_arguments, value_of
+from rope_ops.passes.rows import Analysis, is_uniform, joins_rows, op_name, slice_arguments, value_of
 
 aten = torch.ops.aten
 
@@ -82,6 +82,8 @@ class Replay:
             arguments = slice_arguments(node)
             if arguments.dim == self._analysis.rows[node.args[0]].dim:
                 return self.rows(node.args[0], (Take(arguments.start, arguments.stop, arguments.step), *selection))
+        if joins_rows(node, self._analysis.rows):
+            return self._joined(node, place.dim, selection)
         args, kwargs = self._operands(node, place, selection)
         target = node.target
         if name in ("view", "_unsafe_view", "reshape"):
@@ -156,6 +158,48 @@ class Replay:
             return self.emit(node, aten.expand.default, (node.args[0], shape))
         return self.emit(node, node.target, (shape, *node.args[1:]), dict(node.kwargs))
 
+    def _joined(self, node: fx.Node, dim: int, selection: Selection) -> fx.Node:
+        """Rows of tables that stand one below another: those of each table, and a choice by row number."""
+        pieces: list[tuple[fx.Node, Selection, int]] = []
+        for operand in node.args[0]:
+            pieces.append((operand, (), value_of(operand).shape[dim]))
+        for step in selection:
+            if isinstance(step, Gather):
+                return self._chosen(node, dim, pieces, step.index)
+            pieces = list(_taken(pieces, step))
+        parts = [self._rows_or_pull(operand, dim, taken) for operand, taken, _ in pieces]
+        return parts[0] if len(parts) == 1 else self.emit(node, aten.cat.default, (parts, dim))
+
+    def _chosen(self, node: fx.Node, dim: int, pieces, index: fx.Node) -> fx.Node:
+        count = sum(size for _, _, size in pieces)
+        emit = self.emit
+        # As indexing does: below zero counts from the end. Only the last table sees what lies past it, and fails.
+        negative = emit(index, aten.lt.Scalar, (index, 0))
+        index = emit(index, aten.where.self, (negative, emit(index, aten.add.Tensor, (index, count)), index))
+        shape = [-1 if d == dim else 1 for d in range(value_of(node).dim())]
+        result, start = None, 0
+        for operand, taken, size in pieces:
+            inside = emit(index, aten.sub.Tensor, (index, start)) if start else index
+            if start + size == count:
+                inside = emit(index, aten.clamp_min.default, (inside, 0)) if start else inside
+            else:
+                inside = emit(index, aten.clamp_min.default, (inside, 0)) if start else inside
+                inside = emit(index, aten.clamp_max.default, (inside, size - 1))
+            part = self._rows_or_pull(operand, dim, (*taken, Gather(inside)))
+            if result is None:
+                result = part
+            else:
+                later = emit(index, aten.ge.Scalar, (index, start))
+                later = emit(index, aten.view.default, (later, shape))
+                result = emit(node, aten.where.self, (later, part, result))
+            start += size
+        return result
+
+    def _rows_or_pull(self, operand: fx.Node, dim: int, selection: Selection) -> fx.Node:
+        if operand in self._analysis.rows:
+            return self.rows(operand, selection)
+        return self._apply(operand, dim, selection)
+
     def _operands(self, node: fx.Node, place, selection: Selection):
         """The operator's own operands, each with the selected rows where it has rows."""
         rows = self._analysis.rows
@@ -180,6 +224,18 @@ class Replay:
             return self._apply(operand, dim, selection)
 
         return fx.node.map_arg(node.args, selected), fx.node.map_arg(node.kwargs, selected)
+
+
+def _taken(pieces, take: Take):
+    """A static slice of step 1 of tables that stand one below another."""
+    start, stop, _ = slice(take.start, take.stop).indices(sum(size for _, _, size in pieces))
+    above = 0
+    for operand, taken, size in pieces:
+        first, last = max(start - above, 0), min(stop - above, size)
+        if first < last:
+            whole = (first, last) == (0, size)
+            yield operand, taken if whole else (*taken, Take(first, last)), last - first
+        above += size
 
 
 def fake_result(node: fx.Node):

@@ -26,7 +26,7 @@ from rope_ops.passes import _private
 from rope_ops.passes.cost import rule
 from rope_ops.passes.replay import Gather, Replay, Take
 from rope_ops.passes.report import Outcome, Reason, Report, Table, location
-from rope_ops.passes.rows import Analysis, Edge, Read, analyse, op_name, slice_arguments, value_of
+from rope_ops.passes.rows import Analysis, Edge, Read, analyse, joins_rows, op_name, slice_arguments, value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -62,7 +62,7 @@ def rewrite(graph: fx.Graph, options: Options, report: Report, decomposed: bool 
     todo = [edge for edge in analysis.edges if not left.keys() & analysis.sources[edge.table]]
     served = _Emitter(graph, analysis, options, decomposed).serve(todo)
     report.add(_record(source, analysis, left.get(source), served) for source in ranges)
-    _erase(analysis)
+    _erase([*analysis.rows, *(one.edge.user for one in served)], ranges)
     for node in ranges:
         _restore(node, decomposed)
     graph.lint()
@@ -113,6 +113,8 @@ class _Planner:
             return Reason.UNKNOWN_OP, "one row selected by a symbol"
         if edge.read is Read.GATHER and op_name(edge.user) == "gather" and _whole_rows(edge.user) is None:
             return Reason.UNKNOWN_OP, "gather of other rows in other columns"
+        if self._steps_over_joined(edge):
+            return Reason.ROWS_JOINED, "and then sliced with a step or a moving start"
         if any(user.target is aten.as_strided.default for user in edge.user.users):
             return Reason.UNKNOWN_OP, "as_strided of the rows read"
         if edge.read is not Read.GATHER and any(user.op == "output" for user in edge.user.users):
@@ -147,6 +149,14 @@ class _Planner:
         if _shapes(result) != _shapes(value_of(edge.user)) and not functionalized:
             return Reason.READER_SHAPE, target._schema.name
         return None
+
+    def _steps_over_joined(self, edge: Edge) -> bool:
+        """Slices of joined tables are taken apart only where their rows are known and follow each other."""
+        region = list(self._region(edge.table))
+        if not any(joins_rows(node, self._analysis.rows) for node in region):
+            return False
+        slices = [slice_arguments(node) for node in (*region, edge.user) if op_name(node) == "slice"]
+        return any(not (isinstance(one.start, int) and isinstance(one.stop, int) and one.step == 1) for one in slices)
 
     def _plain_is_as_fast(self, edges: list[Edge]) -> bool:
         if self._options.form != "auto" or any(edge.read is not Read.GATHER for edge in edges):
@@ -481,9 +491,11 @@ def _formula(region: list[fx.Node], tables: set[fx.Node], analysis: Analysis) ->
     return " ".join(made + joined) or "angles"
 
 
-def _erase(analysis: Analysis) -> None:
-    for node in reversed(list(analysis.rows)):
-        if not node.users and node not in analysis.bounds:
+def _erase(replaced: list[fx.Node], ranges) -> None:
+    """Remove what nobody reads any more, readers first: a table left in the graph would still be built."""
+    order = {node: place for place, node in enumerate(replaced[0].graph.nodes)}
+    for node in sorted(set(replaced), key=order.__getitem__, reverse=True):
+        if not node.users and node not in ranges and node.op != "output":
             node.graph.erase_node(node)
 
 

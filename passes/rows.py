@@ -146,11 +146,6 @@ def _place(node: fx.Node, analysis: Analysis) -> Rows:
     return _elementwise(node, analysis)
 
 
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    values = [value_of(node), *(value_of(operand) for operand in node.all_input_nodes)]
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
 def _elementwise(node: fx.Node, analysis: Analysis) -> Rows:
     name = op_name(node)
     out = value_of(node)
@@ -158,7 +153,8 @@ def _elementwise(node: fx.Node, analysis: Analysis) -> Rows:
         raise _Ends(_reduction(node, analysis) or Reason.UNKNOWN_OP, name)
     if torch.Tag.nondeterministic_seeded in node.target.tags:
         raise _Ends(Reason.UNKNOWN_OP, name)
-    dtypes = frozenset(value.dtype for value in _tensors(node))
+    operands = [value_of(operand) for operand in node.all_input_nodes]
+    dtypes = frozenset(value.dtype for value in operands if isinstance(value, torch.Tensor))
     if not is_bit_stable(name, dtypes):
         raise _Ends(Reason.NOT_BIT_STABLE, f"{name} in {_dtype_names(dtypes)}")
     return _aligned(node, analysis, out)
@@ -353,13 +349,30 @@ def _unbind(node: fx.Node, analysis: Analysis) -> Rows:
     return dataclasses.replace(rows, dim=rows.dim - (dim < rows.dim))
 
 
+# A read of joined tables computes a row of each.
+_MOST_JOINED = 4
+
+
+def joins_rows(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> bool:
+    """Whether a node of the region is a ``cat`` of tables one below another."""
+    if op_name(node) != "cat":
+        return False
+    dim = (node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % value_of(node).dim()
+    return dim == rows[node].dim
+
+
 def _cat(node: fx.Node, analysis: Analysis) -> Rows:
     operands = node.args[0]
     out = value_of(node)
     dim = (node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % out.dim()
     places = {analysis.rows[operand] for operand in operands if operand in analysis.rows}
     if any(rows.dim == dim for rows in places):
-        raise _Ends(Reason.ROWS_JOINED)
+        # Tables one below another: each row comes from one of them, which one is found from its number.
+        if len(operands) > _MOST_JOINED or any(rows.dim != dim or rows.inner != 1 for rows in places):
+            raise _Ends(Reason.ROWS_JOINED, f"{len(operands)} tables")
+        if any(operand not in analysis.rows and _depends_on_input(operand) for operand in operands):
+            raise _Ends(Reason.ROWS_JOINED, "rows that are data")
+        return Rows(dim, out.shape[dim])
     if len(places) != 1:
         raise _Ends(Reason.TWO_AXES, "cat")
     (rows,) = places
