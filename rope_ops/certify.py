@@ -10,6 +10,7 @@ nothing, and nothing set on an instance, a mixin or a metaclass counts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import warnings
@@ -137,16 +138,21 @@ def bind(model: nn.Module, max_model_len: int) -> nn.Module:
         )
     for root in roots:
         cls = model_class(type(root))
-        paths = dict(_scope(root))
+        paths = [path for path, _ in _scope(root)]
         for name in excluded_submodules(cls):
             if not any(_matches(path, name) for path in paths):
                 warnings.warn(
                     f"bind: {cls.__name__} excludes {name!r}, which is no submodule of it", UserWarning, stacklevel=2
                 )
-        setattr(root, _BOUND, max_model_len)
-        for module, covered in paths.values():
-            _mark_instance(module, cls.__qualname__ if covered else "", max_model_len if covered else 0)
+        _bind_root(root, max_model_len)
     return model
+
+
+def _bind_root(root: nn.Module, max_model_len: int) -> None:
+    cls = model_class(type(root))
+    setattr(root, _BOUND, max_model_len)
+    for _, (module, covered) in list(_scope(root)):
+        _mark_instance(module, cls.__qualname__ if covered else "", max_model_len if covered else 0)
 
 
 def model_class(cls: type) -> type:
@@ -181,11 +187,18 @@ def _mark_class(cls: type) -> None:
 
     @functools.wraps(init)
     def marked_init(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        if type(self) is cls:
-            for _, (module, covered) in _scope(self):
-                if not covered:
-                    _mark_instance(module, "", 0)
+        if type(self) is not cls:
+            return init(self, *args, **kwargs)
+        from rope_ops import construct  # (it needs this module)
+
+        bound = construct.active_bound()
+        with construct.deferred(self) if bound is not None else contextlib.nullcontext():
+            init(self, *args, **kwargs)
+        if bound is not None:
+            _bind_root(self, bound)
+        for _, (module, covered) in _scope(self):
+            if not covered:
+                _mark_instance(module, "", 0)
 
     cls.forward, cls.__init__ = marked_forward, marked_init
 

@@ -1,0 +1,147 @@
+"""Who holds a tensor: where in the model, whether the certificate covers that place, and whether anybody else does.
+
+A table that a module-level cache or registry holds as well must stay whole: the next model that takes it from there
+may have no bound, or another one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rope_ops import certify
+from rope_ops.construct.standin import StandIn
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Holder:
+    """One place: ``container[key]``, of a module's attributes, a list or a dictionary; ``chain`` leads there."""
+
+    path: str
+    covered: bool
+    container: Any
+    key: Any
+    chain: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """An integer of the model."""
+
+    path: str
+    value: int
+
+
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
+_REFERENCES = (types.MethodType, types.FunctionType, functools.partial)
+# What refers to an object while Python runs it, or on behalf of a container that is looked at by itself.
+_PASSING = (types.FrameType, types.TracebackType, types.GeneratorType)
+
+
+class Holders:
+    """Everything that is reached from ``root`` through attributes, lists, tuples, sets and dictionaries."""
+
+    def __init__(self, root: nn.Module):
+        self.root = root
+        self.counts: list[Count] = []
+        self._places: dict[int, list[Holder]] = {}
+        self._inside: set[int] = {id(root), id(vars(root))}
+        self._covered = _coverage(root)
+        self._walk(root)
+
+    def of(self, stand_in: StandIn) -> list[Holder]:
+        return self._places.get(id(stand_in), [])
+
+    def held_outside(self, stand_ins: Sequence[StandIn]) -> dict[int, str]:
+        """By ``id``, the stand-ins that something outside the model refers to, with the kind of what does.
+
+        Args:
+            stand_ins: a list that the caller holds; no other list of the caller may hold them.
+        """
+        links = {id(link): link for one in stand_ins for holder in self.of(one) for link in holder.chain}
+        known = self._inside | {id(stand_ins), id(links)}
+        known |= {id(thing) for one in stand_ins for holder in self.of(one) for thing in (holder, holder.chain)}
+        wanted = links.keys() | {id(one) for one in stand_ins}
+        outside: dict[int, str] = {}
+        for referrer in gc.get_referrers(*stand_ins, *links.values()):
+            if id(referrer) in known or isinstance(referrer, (*_PASSING, *_REFERENCES)):
+                continue
+            for target in gc.get_referents(referrer):
+                if id(target) in wanted:
+                    outside.setdefault(id(target), _kind(referrer))
+        for link in links.values():
+            # A registry of weak references, as of modules by their parameters.
+            if isinstance(link, nn.Module) and weakref.getweakrefs(link):
+                outside.setdefault(id(link), "a weak reference")
+        found = {}
+        for one in stand_ins:
+            for key in (id(one), *(id(link) for holder in self.of(one) for link in holder.chain)):
+                if key in outside:
+                    found[id(one)] = outside[key]
+        return found
+
+    def _walk(self, root: nn.Module) -> None:
+        seen: set[tuple[int, bool]] = set()
+        todo: list[tuple[Any, str, bool, tuple]] = [(root, type(root).__name__, True, ())]
+        while todo:
+            obj, path, covered, chain = todo.pop()
+            if isinstance(obj, nn.Module):
+                covered = self._covered.get(id(obj), covered and not _opted_out(obj))
+            if (id(obj), covered) in seen:
+                continue
+            seen.add((id(obj), covered))
+            self._inside.add(id(obj))
+            inner = chain if obj is root else (*chain, obj)
+            for container, key, name, value in self._items(obj, path):
+                if isinstance(value, StandIn):
+                    self._places.setdefault(id(value), []).append(Holder(name, covered, container, key, inner))
+                elif type(value) is int:
+                    self.counts.append(Count(name, value))
+                elif isinstance(value, _REFERENCES):
+                    self._inside.add(id(value))
+                elif not isinstance(value, (*_LEAVES, torch.Tensor)):
+                    todo.append((value, name, covered, inner))
+
+    def _items(self, obj, path):
+        if isinstance(obj, dict):
+            yield from ((obj, key, f"{path}[{key!r}]", value) for key, value in list(obj.items()))
+        elif isinstance(obj, (list, tuple, set, frozenset)):
+            yield from ((obj, i, f"{path}[{i}]", value) for i, value in enumerate(list(obj)))
+        elif isinstance(getattr(obj, "__dict__", None), dict):
+            attributes = vars(obj)
+            self._inside.add(id(attributes))
+            own = ("_buffers", "_parameters", "_modules") if isinstance(obj, nn.Module) else ()
+            for name, value in list(attributes.items()):
+                if name not in own:
+                    yield attributes, name, f"{path}.{name}", value
+                    continue
+                self._inside.add(id(value))
+                yield from ((value, key, f"{path}.{key}", inner) for key, inner in list(value.items()))
+
+
+def _coverage(root: nn.Module) -> dict[int, bool]:
+    """By ``id``, whether a certificate covers a registered submodule."""
+    covered: dict[int, bool] = {}
+    for module in root.modules():
+        if module is root or certify.supports_sequence_bounded_mrope(certify.model_class(type(module))):
+            covered[id(module)] = True
+            for _, (inner, inside) in certify._scope(module):
+                covered[id(inner)] = covered.get(id(inner), True) and inside
+    return covered
+
+
+def _opted_out(module: nn.Module) -> bool:
+    return certify._own(certify.model_class(type(module))).get(certify._CAPABILITY) is False
+
+
+def _kind(referrer: object) -> str:
+    name = type(referrer).__name__
+    return "an lru_cache" if "lru_cache" in name else f"a {name}"

@@ -1,0 +1,204 @@
+"""What a recording becomes: bounded tables where that is proven right, the legacy tables everywhere else.
+
+Safety: the recording is functionalised into a graph of ATen operators, and the row analysis of
+:mod:`rope_ops.passes.rows` decides. A table is bounded only if it is row-wise from a range that counts positions (from
+0 or later, by 1), is not joined from several tables one below another (which readers index with an offset), and all
+that shares its memory is bounded with it. Its rows are then computed by :class:`rope_ops.passes.replay.Replay`: the
+same operators at the smaller size, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from rope_ops.construct.standin import Recorder, StandIn, Value, _memory, plain
+from rope_ops.passes.report import Reason
+from rope_ops.passes.rewrite import Options, _Emitter, _formula
+from rope_ops.passes.rows import Analysis, Edge, Read, analyse, joins_rows, op_name, value_of
+
+aten = torch.ops.aten
+
+# Operators that the analysis does not know by themselves, as others that only move values.
+_MOVES = (aten.stack.default, aten.repeat_interleave.self_int, aten.new_zeros.default, aten.new_ones.default)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What may become of one stand-in. ``reason`` is None where it can be bounded, or shortened to what is read."""
+
+    reason: Reason | None
+    detail: str = ""
+    formula: str = ""
+    rows: int = 0
+    bound: int = 0
+    dim: int = 0
+    # Whether a position range enters it at all, as angles: otherwise it is no table and of no interest.
+    table: bool = True
+
+
+class Settlement:
+    """The graph of some stand-ins, what may become of each, and the tensors they become."""
+
+    def __init__(self, recorder: Recorder, stand_ins: Sequence[StandIn]):
+        self._recorder = recorder
+        self._fakes = [stand_in._fake for stand_in in stand_ins]
+        self._gm, self._operands = _trace(recorder, self._fakes)
+        self._graph = self._gm.graph
+        self._output = next(node for node in reversed(self._graph.nodes) if node.op == "output")
+        ranges = {
+            node: node.args[3] for node in self._graph.nodes if node.target is torch.ops.rope_ops.position_range.default
+        }
+        self._analysis = analyse(self._graph, ranges)
+        self._results = list(self._output.args[0])
+        self.verdicts = [self._verdict(node) for node in self._results]
+
+    def bounded(self, chosen: Sequence[int]) -> list[torch.Tensor]:
+        """The bounded tensors of the stand-ins with these numbers; each verdict must allow it."""
+        graph, analysis, output = self._graph, self._analysis, self._output
+        results = [self._results[number] for number in chosen]
+        if analysis.bounds:
+            emitter = _Emitter(graph, analysis, Options(form="bounded"), decomposed=False)
+            edges = [edge for edge in analysis.edges if any(self._reaches(edge, node) for node in results)]
+            with plain(), self._recorder.fake_mode, graph.inserting_before(output):
+                emitter.serve(edges)
+                results = [output.args[0][number] for number in chosen]  # a served reader has been replaced
+                results = [emitter._bounded(node) if node in analysis.rows else node for node in results]
+        output.args = (results,)
+        graph.eliminate_dead_code()
+        self._gm.recompile()
+        with plain():
+            # Intermediate results go as soon as their last reader has run.
+            tensors = fx.Interpreter(self._gm, garbage_collect_values=True).run(*self._operands)
+        # The graph computes equal tables once; what had memory of its own keeps it.
+        owners: dict[int, int] = {}
+        for place, number in enumerate(chosen):
+            memory = tensors[place].untyped_storage()._cdata
+            if owners.setdefault(memory, _memory(self._fakes[number])) != _memory(self._fakes[number]):
+                with plain():
+                    tensors[place] = tensors[place].clone()
+        return tensors
+
+    def keeps_sharing(self, chosen: Sequence[int], tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors share memory exactly where the stand-ins did, and are laid out as they were."""
+        before = [_memory(self._fakes[number]) for number in chosen]
+        after = [tensor.untyped_storage()._cdata for tensor in tensors]
+        pairs = len(set(zip(before, after, strict=True)))
+        alike = all(
+            tensor.is_contiguous() == self._fakes[number].is_contiguous()
+            for number, tensor in zip(chosen, tensors, strict=True)
+        )
+        return alike and pairs == len(set(before)) == len(set(after))
+
+    def _verdict(self, node: fx.Node) -> Verdict:
+        analysis = self._analysis
+        before = _ancestors(node)
+        ranges = [other for other in before if other in analysis.bounds]
+        if not ranges:
+            return Verdict(Reason.NO_RANGE, table=False)
+        if not any(_is_angle(other, analysis) for other in before):
+            return Verdict(Reason.NOT_A_TABLE, table=False)
+        rows = max(int(value_of(other).shape[0]) for other in ranges)
+        known = {"rows": rows, "bound": min(analysis.bounds[other] for other in ranges)}
+        known["formula"] = _formula([other for other in before if other in analysis.rows], {node}, analysis)
+        for other in ranges:
+            start, _, step = other.args[:3]
+            if start < 0 or step != 1:
+                return Verdict(Reason.NOT_POSITIONS, f"range from {start} by {step}", **known)
+        if any(other in analysis.rows and joins_rows(other, analysis.rows) for other in before):
+            return Verdict(Reason.ROWS_JOINED, "readers add an offset", **known)
+        if node in analysis.rows:
+            if analysis.rows[node].inner != 1:
+                return Verdict(Reason.ROWS_MERGED, **known)
+            known |= {"rows": analysis.rows[node].count, "bound": analysis.bound(node)}
+            return Verdict(None, dim=analysis.rows[node].dim, **known)
+        for edge in analysis.edges:
+            if self._reaches(edge, node) and edge.read is not Read.SLICE:
+                return Verdict(edge.reason or Reason.UNKNOWN_OP, edge.detail or edge.read.value, **known)
+        return Verdict(None, **known)
+
+    def _reaches(self, edge: Edge, node: fx.Node) -> bool:
+        """Whether a node is computed from what a reader took out of a table (a row-wise node is not)."""
+        return node not in self._analysis.rows and edge.user in _ancestors(node)
+
+
+def small_values(recorder: Recorder, stand_ins: Sequence[StandIn]) -> list[torch.Tensor]:
+    """The values of stand-ins that hold less than a table: from the rows they were read from, if that is all."""
+    settlement = Settlement(recorder, stand_ins)
+    if any(verdict.reason is not None for verdict in settlement.verdicts):
+        return recorder.replay([stand_in._fake for stand_in in stand_ins])
+    return settlement.bounded(range(len(stand_ins)))
+
+
+def _trace(recorder: Recorder, fakes: Sequence[torch.Tensor]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """The recorded operators as a functional graph, with the position ranges as operators of ours."""
+    from torch._decomp import get_decompositions
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    calls = recorder.needed(fakes)
+    read = {
+        leaf.index
+        for call in calls
+        for leaf in torch.utils._pytree.tree_leaves((call.args, call.kwargs))
+        if isinstance(leaf, Value)
+    }
+    operands = sorted(read & recorder.operands.keys())
+    wanted = [recorder._index_of(fake) for fake in fakes]
+
+    def run(*inputs):
+        values = dict(zip(operands, inputs, strict=True))
+
+        def value(leaf):
+            return values[leaf.index] if isinstance(leaf, Value) else leaf
+
+        for call in calls:
+            if call.bound:
+                results = [_position_range(recorder, call)]
+            else:
+                args, kwargs = torch.utils._pytree.tree_map(value, (call.args, call.kwargs))
+                result = call.func(*args, **kwargs)
+                results = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
+            values.update(zip(call.results, results, strict=True))
+        return [values[index] for index in wanted]
+
+    inputs = [recorder.values[index] for index in operands]
+    with plain(), recorder.fake_mode:
+        functional = torch.func.functionalize(run, remove="mutations")
+        gm = make_fx(functional, decomposition_table=get_decompositions(_MOVES))(*inputs)
+    return gm, [recorder.operands[index] for index in operands]
+
+
+def _position_range(recorder: Recorder, call) -> torch.Tensor:
+    fake = recorder.values[call.results[0]]
+    numbers = call.args if len(call.args) > 1 else (0, *call.args)
+    start, end, step = (*numbers, 1)[:3]
+    arguments = (start, end, step, call.bound, fake.dtype, fake.device)
+    return torch.ops.rope_ops.position_range.default(*arguments)
+
+
+def _ancestors(node: fx.Node) -> set[fx.Node]:
+    seen, todo = {node}, [node]
+    while todo:
+        for operand in todo.pop().all_input_nodes:
+            if operand not in seen:
+                seen.add(operand)
+                todo.append(operand)
+    return seen
+
+
+def _is_angle(node: fx.Node, analysis: Analysis) -> bool:
+    """Whether a node makes angles of a range: cos or sin of it, or a matrix from it and frequencies."""
+    if node not in analysis.rows and not any(operand in analysis.rows for operand in node.all_input_nodes):
+        return False
+    if op_name(node) in ("cos", "sin", "polar"):
+        return True
+    out = value_of(node)
+    long = [value_of(operand) for operand in node.all_input_nodes if operand in analysis.rows]
+    if not long or not isinstance(out, torch.Tensor) or len(node.all_input_nodes) < 2:
+        return False
+    return (out.is_floating_point() or out.is_complex()) and out.numel() > max(value.numel() for value in long)
+
+
