@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from torch import nn
 
 from rope_ops.construct.holders import Holders
 from rope_ops.construct.settle import Settlement, Verdict
-from rope_ops.construct.standin import Deferral, Recorder, StandIn, _memory, plain
+from rope_ops.construct.standin import Deferral, Recorder, StandIn, _memory, caller, plain
 from rope_ops.passes.report import Outcome, Reason, Report, Table, describe, log
 
 # Plain attributes of modules, so that they survive deepcopy and pickle.
@@ -86,6 +85,8 @@ class Construction:
             self._report.tables += self._tables
             for table in self._tables:
                 log.info("%s", describe(table))
+        for note in recorder.notes:
+            self._report.note(note)
         self._note_counts(holders)
 
     def _abandon(self) -> None:
@@ -147,8 +148,9 @@ class Construction:
         fake = stand_in._fake
         size = fake.untyped_storage().nbytes()
         rows = max(fake.shape, default=1)
-        where = _caller()
-        record = Table(Outcome.LEFT, Reason.LOOKED_INSIDE, rows, rows, size, size, where, "table", by)
+        where = caller()
+        reason = Reason.TRAINABLE if by == "a gradient" else Reason.LOOKED_INSIDE
+        record = Table(Outcome.LEFT, reason, rows, rows, size, size, where, "table", by)
         self._looked_inside.setdefault(_memory(fake), record)
 
     def _note_counts(self, holders: Holders) -> None:
@@ -214,7 +216,11 @@ def _record(pending, group, first, verdict: Verdict, left, holders: Holders) -> 
         return Table(
             Outcome.BOUNDED, None, verdict.rows, real.shape[verdict.dim], before, after, where, verdict.formula
         )
-    return Table(Outcome.SHORTENED, None, verdict.rows, max(real.shape, default=1), before, after, where, verdict.formula)
+    return Table(Outcome.SHORTENED, None, verdict.rows, _first(real.shape), before, after, where, verdict.formula)
+
+
+def _first(shape: torch.Size) -> int:
+    return shape[0] if shape else 1
 
 
 def _remember(stand_in: StandIn, verdict: Verdict, holders: Holders) -> None:
@@ -234,14 +240,3 @@ def fit_rows(module, state_dict, prefix, *_) -> None:
         table = state_dict.get(prefix + name)
         if isinstance(table, torch.Tensor) and table.dim() > dim and table.shape[dim] == legacy:
             state_dict[prefix + name] = table.narrow(dim, 0, rows)
-
-
-def _caller() -> str:
-    """``file:line in function`` of the innermost frame that belongs neither to torch nor to this package."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("torch", "rope_ops.construct", "numpy")):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return "unknown source"

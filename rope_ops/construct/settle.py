@@ -128,7 +128,9 @@ class Settlement:
 def small_values(recorder: Recorder, stand_ins: Sequence[StandIn]) -> list[torch.Tensor]:
     """The values of stand-ins that hold less than a table: from the rows they were read from, if that is all."""
     settlement = Settlement(recorder, stand_ins)
-    if any(verdict.reason is not None for verdict in settlement.verdicts):
+    reason = next((verdict.reason for verdict in settlement.verdicts if verdict.reason is not None), None)
+    if reason is not None:
+        recorder.note(f"read whole by {recorder.tape[-1].func} ({reason})")
         return recorder.replay([stand_in._fake for stand_in in stand_ins])
     return settlement.bounded(range(len(stand_ins)))
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -152,13 +154,11 @@ class Recorder:
     """
 
     def __init__(self, looked: Callable[[StandIn, str], None]):
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        self.fake_mode = FakeTensorMode()
         self.tape: list[Call] = []
         self.values: list[torch.Tensor] = []
         # Tensors from outside that recorded operators read: copies, by value index.
         self.operands: dict[int, torch.Tensor] = {}
+        self.notes: list[str] = []
         self.closed = False
         self._least_bound = 1 << 62
         self._index: dict[int, int] = {}
@@ -166,16 +166,27 @@ class Recorder:
         self._looked = looked
         self._lock = threading.RLock()
 
+    @functools.cached_property
+    def fake_mode(self):
+        # Late: it imports Dynamo, which takes seconds, and most constructors make no long range.
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        return FakeTensorMode()
+
     # Recording -------------------------------------------------------------------------------------------------------
 
     def range(self, func, args, kwargs, bound: int):
         """The stand-in of a 1-D range that is longer than its bound; None for any other call of ``torch.arange``."""
         if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))) or kwargs.get("pin_memory"):
             return None
+        if kwargs.get("layout") not in (None, torch.strided):
+            return None
+        with plain():
+            length = func(*args, **{**kwargs, "device": torch.device("meta")}).shape[0]
+        if length <= bound:
+            return None
         with self._lock, self.fake_mode:
             fake = func(*args, **kwargs)
-        if fake.shape[0] <= bound or fake.layout is not torch.strided:
-            return None
         self._least_bound = min(self._least_bound, bound)
         return self._record(func, args, {**kwargs, "dtype": fake.dtype, "device": fake.device}, fake, bound)
 
@@ -300,6 +311,11 @@ class Recorder:
                 other._real = real.requires_grad_() if other._trainable and real.is_floating_point() else real
         self._looked(stand_in, by)
 
+    def note(self, text: str) -> None:
+        text = f"{caller()}: {text}"
+        if text not in self.notes:
+            self.notes.append(text)
+
     def alive(self) -> list[StandIn]:
         found = [stand_in for ref in self._alive if (stand_in := ref()) is not None]
         self._alive = [ref for ref in self._alive if ref() is not None]
@@ -367,6 +383,17 @@ def _written(func, args, kwargs) -> list[torch.Tensor]:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     return found
+
+
+def caller() -> str:
+    """``file:line in function`` of the innermost frame that belongs neither to torch nor to this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("torch", "rope_ops.construct", "numpy")):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "unknown source"
 
 
 class Deferral(TorchDispatchMode):
