@@ -116,7 +116,7 @@ def _(m, n, d):
 
 @form("F12")
 def _(m, n, d):
-    size, f = 64, inv(d)
+    size, f = 48, inv(d)
     k = size - 8
     m.qc = cos_sin(torch.arange(k, dtype=F32), f)
     m.k = cos_sin(torch.arange(n, dtype=F32) % k, f)

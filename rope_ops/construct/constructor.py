@@ -16,7 +16,7 @@ from rope_ops.construct.standin import Deferral, Recorder, StandIn, _memory, cal
 from rope_ops.passes.report import Outcome, Reason, Report, Table, describe, log
 
 # Plain attributes of modules, so that they survive deepcopy and pickle.
-TABLES = "_rope_ops_tables"  # of a certified instance: the records of its constructor's tables
+REPORT = "_rope_ops_report"  # of a certified instance: what became of its constructor's tables
 BOUNDED = "_rope_ops_bounded"  # of any module: buffer name -> (dim, legacy rows, rows)
 
 _OWN = ("_recorder", "_fake", "_real", "_trainable", "_is_param")
@@ -80,14 +80,13 @@ class Construction:
             if stand_in._real is not None:
                 _become(stand_in, stand_in._real, holders)
         self._tables = [*self._looked_inside.values(), *self._tables]
-        if self._tables:
-            vars(self._root).setdefault(TABLES, []).extend(self._tables)
-            self._report.tables += self._tables
-            for table in self._tables:
-                log.info("%s", describe(table))
-        for note in recorder.notes:
-            self._report.note(note)
-        self._note_counts(holders)
+        for table in self._tables:
+            log.info("%s", describe(table))
+        notes = [*recorder.notes, *self._counts(holders)]
+        own = vars(self._root).setdefault(REPORT, Report())
+        for report in (own, self._report):
+            report.tables += self._tables
+            report.notes += notes
 
     def _abandon(self) -> None:
         """The constructor raised: what a cache outside holds gets its legacy values, all else dies with the frames."""
@@ -153,16 +152,18 @@ class Construction:
         record = Table(Outcome.LEFT, reason, rows, rows, size, size, where, "table", by)
         self._looked_inside.setdefault(_memory(fake), record)
 
-    def _note_counts(self, holders: Holders) -> None:
+    def _counts(self, holders: Holders) -> list[str]:
+        """Notes on what may still read a bounded table as if it were whole."""
         bounded = [table for table in self._tables if table.outcome is Outcome.BOUNDED]
         rows = {table.rows_before: table.rows_after for table in bounded}
-        for count in holders.counts:
-            if count.value in rows:
-                self._report.note(
-                    f"{count.path} = {count.value} is the row count of a table that now has {rows[count.value]} rows"
-                )
+        notes = [
+            f"{count.path} = {count.value} is the row count of a table that now has {rows[count.value]} rows"
+            for count in holders.counts
+            if count.value in rows
+        ]
         if bounded:
-            self._report.note("reads of bounded tables in Python, outside of compiled graphs, are not checked")
+            notes.append("reads of bounded tables in Python, outside of compiled graphs, are not checked")
+        return notes
 
 
 def _why(stand_in: StandIn, verdict: Verdict, holders: Holders, outside) -> tuple[Reason, str] | None:

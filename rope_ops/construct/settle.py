@@ -22,8 +22,16 @@ from rope_ops.passes.rows import Analysis, Edge, Read, analyse, joins_rows, op_n
 
 aten = torch.ops.aten
 
-# Operators that the analysis does not know by themselves, as others that only move values.
-_MOVES = (aten.stack.default, aten.repeat_interleave.self_int, aten.new_zeros.default, aten.new_ones.default)
+
+
+def _stack(tensors, dim=0):
+    return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
+
+
+_GATHERS = frozenset(("index", "index_select", "embedding"))
+
+# Operators that the analysis does not know by themselves, as others that only move values: the bits cannot change.
+_MOVES = {aten.stack.default: _stack}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +69,7 @@ class Settlement:
         graph, analysis, output = self._graph, self._analysis, self._output
         results = [self._results[number] for number in chosen]
         if analysis.bounds:
-            emitter = _Emitter(graph, analysis, Options(form="bounded"), decomposed=False)
+            emitter = _Emitter(graph, analysis, Options(), decomposed=False)
             edges = [edge for edge in analysis.edges if any(self._reaches(edge, node) for node in results)]
             with plain(), self._recorder.fake_mode, graph.inserting_before(output):
                 emitter.serve(edges)
@@ -116,7 +124,8 @@ class Settlement:
             known |= {"rows": analysis.rows[node].count, "bound": analysis.bound(node)}
             return Verdict(None, dim=analysis.rows[node].dim, **known)
         for edge in analysis.edges:
-            if self._reaches(edge, node) and edge.read is not Read.SLICE:
+            served = edge.read is Read.SLICE or (edge.read is Read.GATHER and op_name(edge.user) in _GATHERS)
+            if self._reaches(edge, node) and not served:
                 return Verdict(edge.reason or Reason.UNKNOWN_OP, edge.detail or edge.read.value, **known)
         return Verdict(None, **known)
 
@@ -137,7 +146,6 @@ def small_values(recorder: Recorder, stand_ins: Sequence[StandIn]) -> list[torch
 
 def _trace(recorder: Recorder, fakes: Sequence[torch.Tensor]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """The recorded operators as a functional graph, with the position ranges as operators of ours."""
-    from torch._decomp import get_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx
 
     calls = recorder.needed(fakes)
@@ -169,7 +177,7 @@ def _trace(recorder: Recorder, fakes: Sequence[torch.Tensor]) -> tuple[fx.GraphM
     inputs = [recorder.values[index] for index in operands]
     with plain(), recorder.fake_mode:
         functional = torch.func.functionalize(run, remove="mutations")
-        gm = make_fx(functional, decomposition_table=get_decompositions(_MOVES))(*inputs)
+        gm = make_fx(functional, decomposition_table=_MOVES)(*inputs)
     return gm, [recorder.operands[index] for index in operands]
 
 

@@ -90,8 +90,10 @@ class StandIn(torch.Tensor):
             args[0]._trainable = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             return args[0]
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _LOOKS or any(s._trainable for s in stand_ins) or _wants_gradient(args, kwargs):
+            if func in _LOOKS or any(s._trainable for s in stand_ins):
                 return recorder.run_for_real(func, args, kwargs, func in _LOOKS)
+            if _wants_gradient(args, kwargs):
+                return recorder.run_with_gradient(func, args, kwargs, stand_ins)
             mark = len(recorder.tape)
             try:
                 # Views of views would otherwise be tied together below Python, and could not be swapped.
@@ -121,11 +123,16 @@ def _no_view_tracking():
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView))
 
 
+with torch.inference_mode(False), torch._C._DisableAutocast():
+    _KEYS = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
 @contextlib.contextmanager
 def plain():
-    """Run real operators: no mode, no autocast (what was recorded is past it), no gradients."""
-    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), _no_view_tracking():
-        yield
+    """Run real operators, as if at top level: no mode, no autocast (what is recorded is past it), no gradients."""
+    with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*_KEYS), torch._C._DisableAutocast():
+        with torch.no_grad(), _no_view_tracking():
+            yield
 
 
 # What reaches past the dispatcher for values or memory.
@@ -199,6 +206,13 @@ class Recorder:
                 return func(*args, **kwargs)
             if self._refuses(func, args, kwargs, deferred):
                 return self.run_for_real(func, args, kwargs, True)
+            if func._schema.name.startswith("aten::new_"):
+                args, kwargs = tree_map(_without_values, (args, kwargs))
+                return func(*args, **kwargs)
+            reads = not _written(func, args, kwargs) and not _aliases(func)
+            if reads and not any(self._is_long(stand_in._fake) for stand_in in deferred):
+                # Short views of a table, read: their rows are enough.
+                return self._run_on_rows(func, args, kwargs, deferred)
             mark = len(self.tape)
             fake_args, fake_kwargs = self._fakes_of((args, kwargs))
             try:
@@ -246,14 +260,16 @@ class Recorder:
     def _refuses(self, func, args, kwargs, deferred) -> bool:
         if self.closed or any(stand_in._recorder is not self for stand_in in deferred):
             return True
-        tags = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-        if func.namespace not in ("aten", "prims") or any(tag in func.tags for tag in (*tags, torch.Tag.inplace_view)):
+        tags = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.inplace_view)
+        if func.namespace not in ("aten", "prims") or any(tag in func.tags for tag in tags):
             return True
         if any(not isinstance(operand, StandIn) for operand in _written(func, args, kwargs)):
             return True  # what is written is real, so must be what is written into it
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, StandIn):
-                if leaf.nbytes > _LARGEST_OPERAND or leaf.layout is not torch.strided or type(leaf) not in _PLAIN:
+                if leaf.untyped_storage().nbytes() > _LARGEST_OPERAND and leaf.nbytes > _LARGEST_OPERAND:
+                    return True
+                if leaf.layout is not torch.strided or type(leaf) not in _PLAIN:
                     return True
         return False
 
@@ -279,14 +295,35 @@ class Recorder:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             if id(leaf) not in known:
-                sizes = {"size": leaf.shape, "stride": leaf.stride(), "dtype": leaf.dtype, "device": leaf.device}
-                with self.fake_mode:
-                    fake = known[id(leaf)] = torch.empty_strided(**sizes)
-                with plain():
-                    self.operands[self._index_of(fake)] = torch.empty_strided(**sizes).copy_(leaf.detach())
+                known[id(leaf)] = self._operand(leaf)
             return known[id(leaf)]
 
         return tree_map(fake_of, tree)
+
+    def _operand(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of a copy; of an expanded tensor, of what was expanded, so that the graph sees one row for all."""
+        shape, expanded = tensor.shape, [size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride())]
+        with plain():
+            for dim, repeats in enumerate(expanded):
+                tensor = tensor.detach().narrow(dim, 0, 1) if repeats else tensor.detach()
+            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            copy.copy_(tensor)
+        with self.fake_mode:
+            fake = torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=copy.device)
+            self.operands[self._index_of(fake)] = copy
+            if not any(expanded):
+                return fake
+            whole = fake.expand(shape)
+        arguments = (self._value_of(fake), list(shape))
+        self.tape.append(Call(aten.expand.default, arguments, {}, (self._index_of(whole),), frozenset()))
+        return whole
+
+    def _run_on_rows(self, func, args, kwargs, deferred):
+        from rope_ops.construct.settle import small_values
+
+        real = dict(zip(map(id, deferred), small_values(self, deferred), strict=True))
+        args, kwargs = tree_map(lambda leaf: real.get(id(leaf), leaf), (args, kwargs))
+        return func(*args, **kwargs)
 
     # Real values -----------------------------------------------------------------------------------------------------
 
@@ -299,6 +336,14 @@ class Recorder:
         args, kwargs = tree_map(_real_of, (args, kwargs))
         result = func(*args, **kwargs)
         return tree_map(lambda leaf: back.get(id(leaf), leaf), result)
+
+    def run_with_gradient(self, func, args, kwargs, stand_ins):
+        """A gradient flows through the other operands: rows that are only read are constants of it."""
+        short = not any(self._is_long(stand_in._fake) for stand_in in stand_ins)
+        if short and not self.closed and all(s._real is None and s._recorder is self for s in stand_ins):
+            if not getattr(func, "__name__", "").endswith("_"):
+                return self._run_on_rows(func, args, kwargs, stand_ins)
+        return self.run_for_real(func, args, kwargs, False)
 
     def materialise(self, stand_in: StandIn, by: str) -> None:
         """Give a stand-in, and all that share its memory, the values of the legacy construction."""
@@ -373,6 +418,15 @@ def _real_of(leaf: Any):
 
 def _memory(fake: torch.Tensor) -> int:
     return fake.untyped_storage()._cdata
+
+
+def _without_values(leaf):
+    """In place of a stand-in a tensor of its dtype and device, for an operator that asks no more."""
+    return torch.empty((), dtype=leaf.dtype, device=leaf.device) if isinstance(leaf, StandIn) else leaf
+
+
+def _aliases(func) -> bool:
+    return any(result.alias_info is not None for result in func._schema.returns)
 
 
 def _written(func, args, kwargs) -> list[torch.Tensor]:
