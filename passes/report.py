@@ -37,6 +37,7 @@ class Reason(str, enum.Enum):
     LOOKED_INSIDE = "looked_inside"  # the constructor needed its values
     HELD_OUTSIDE = "held_outside"  # a cache or registry outside the model holds it too
     NOT_SWAPPED = "not_swapped"  # something refers to it in a way that forbids to replace its content
+    UNPROVEN = "unproven"  # its rows could not be computed from what its module holds
     NOT_POSITIONS = "not_positions"  # its range starts below 0 or does not count by 1
     NOT_A_TABLE = "not_a_table"  # a range of which no angles are made
     # Found by the row analysis.

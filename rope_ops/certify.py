@@ -32,6 +32,8 @@ MARK_BOUND = "rope_ops_bound"
 _BOUND = "_rope_ops_bound"
 _OWNER = "_rope_ops_owner"
 _FORWARD = "_rope_ops_forward"
+# Of an instance built under a bound: None until its first eager forward, then the lazy tables that may grow.
+_LAZY = "_rope_ops_lazy"
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -177,8 +179,15 @@ def _mark_class(cls: type) -> None:
     @functools.wraps(forward)
     def marked_forward(self, *args, **kwargs):
         # The exact class: a subclass that calls super().forward() has stated nothing.
-        if not torch.compiler.is_compiling() or model_class(type(self)) is not cls:
+        if model_class(type(self)) is not cls:
             return forward(self, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            if _LAZY not in self.__dict__:
+                return forward(self, *args, **kwargs)
+            from rope_ops import construct  # (it needs this module)
+
+            with construct.first_forward(self) if type(self) is cls else contextlib.nullcontext():
+                return forward(self, *args, **kwargs)
         mark = {MARK: cls.__qualname__}
         if _BOUND in self.__dict__:
             mark[MARK_BOUND] = self.__dict__[_BOUND]
@@ -196,6 +205,7 @@ def _mark_class(cls: type) -> None:
             init(self, *args, **kwargs)
         if bound is not None:
             _bind_root(self, bound)
+            setattr(self, _LAZY, None)
         for _, (module, covered) in _scope(self):
             if not covered:
                 _mark_instance(module, "", 0)

@@ -57,10 +57,41 @@ def sequence_bound(max_model_len: int) -> Iterator[Report]:
         _bound.reset(token)
 
 
+def bound_buffers(model: nn.Module, max_model_len: int) -> Report:
+    from rope_ops.construct.existing import bound_buffers
+
+    return bound_buffers(model, max_model_len)
+
+
+def report_of(model: nn.Module) -> Report:
+    """What became of the tables that the certified modules inside a model built, in constructors and lazily."""
+    from rope_ops.construct.constructor import REPORT
+    from rope_ops.passes.report import Report
+
+    report = Report()
+    for module in model.modules():
+        own = vars(module).get(REPORT)
+        if own is not None:
+            report.tables += own.tables
+            report.notes += own.notes
+    return report
+
+
 def active_bound() -> int | None:
     """The bound of the innermost :func:`sequence_bound` that this thread is in."""
     found = _bound.get()
     return None if found is None else found[0]
+
+
+def first_forward(root: nn.Module):
+    """The context of an eager forward of an instance that was built under a bound.
+
+    The first one defers as the constructor did: tables that are built when they are first needed and kept on the
+    model start at the bounded size. Later ones watch whether the model itself has replaced such a table by a longer.
+    """
+    from rope_ops.construct.lazy import FirstForward, watching
+
+    return FirstForward.of(root) or watching(root)
 
 
 def deferred(root: nn.Module):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from rope_ops.construct.holders import Holders
+from rope_ops.construct.holders import Holder, Holders
 from rope_ops.construct.settle import Settlement, Verdict
 from rope_ops.construct.standin import Deferral, Recorder, StandIn, _memory, caller, plain
 from rope_ops.passes.report import Outcome, Reason, Report, Table, describe, log
@@ -82,11 +82,15 @@ class Construction:
         self._tables = [*self._looked_inside.values(), *self._tables]
         for table in self._tables:
             log.info("%s", describe(table))
+        self._settled(holders)
         notes = [*recorder.notes, *self._counts(holders)]
         own = vars(self._root).setdefault(REPORT, Report())
         for report in (own, self._report):
             report.tables += self._tables
             report.notes += notes
+
+    def _settled(self, holders: Holders) -> None:
+        """Called when every stand-in has become a tensor, before the notes are written."""
 
     def _abandon(self) -> None:
         """The constructor raised: what a cache outside holds gets its legacy values, all else dies with the frames."""
@@ -141,7 +145,10 @@ class Construction:
                 self._tables.append(_record(pending, group, first, verdict, left.get(memory), holders))
             if memory not in left and verdict.rows:
                 for number in group:
-                    _remember(pending[number], settlement.verdicts[number], holders)
+                    bounded = settlement.verdicts[number]
+                    for holder in holders.of(pending[number]):
+                        holders.bounded.append(holder)
+                        remember(holder, self._root, bounded.dim, bounded.rows, bounded.bound)
 
     def _looked(self, stand_in: StandIn, by: str) -> None:
         fake = stand_in._fake
@@ -224,15 +231,14 @@ def _first(shape: torch.Size) -> int:
     return shape[0] if shape else 1
 
 
-def _remember(stand_in: StandIn, verdict: Verdict, holders: Holders) -> None:
-    """Let a module take the rows of its bounded buffers out of a state dict that holds the legacy ones."""
-    for holder in holders.of(stand_in):
-        module = holder.chain[-1] if holder.chain else holders.root
-        if isinstance(module, nn.Module) and holder.container is module._buffers:
-            bounded = vars(module).setdefault(BOUNDED, {})
-            if not bounded:
-                module.register_load_state_dict_pre_hook(fit_rows)
-            bounded[holder.key] = (verdict.dim, verdict.rows, verdict.bound)
+def remember(holder: Holder, root: nn.Module, dim: int, legacy: int, rows: int) -> None:
+    """Let a module take the rows of a bounded buffer out of a state dict that holds the legacy ones."""
+    module = holder.chain[-1] if holder.chain else root
+    if isinstance(module, nn.Module) and holder.container is module._buffers:
+        bounded = vars(module).setdefault(BOUNDED, {})
+        if not bounded:
+            module.register_load_state_dict_pre_hook(fit_rows)
+        bounded[holder.key] = (dim, legacy, rows)
 
 
 def fit_rows(module, state_dict, prefix, *_) -> None:

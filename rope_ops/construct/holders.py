@@ -11,7 +11,7 @@ import functools
 import gc
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,12 +32,14 @@ class Holder:
     chain: tuple
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Count:
-    """An integer of the model."""
+    """An integer of the model, at ``container[key]``."""
 
     path: str
     value: int
+    container: Any
+    key: Any
 
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
@@ -47,31 +49,45 @@ _PASSING = (types.FrameType, types.TracebackType, types.GeneratorType)
 
 
 class Holders:
-    """Everything that is reached from ``root`` through attributes, lists, tuples, sets and dictionaries."""
+    """Everything that is reached from ``root`` through attributes, lists, tuples, sets and dictionaries.
 
-    def __init__(self, root: nn.Module):
+    Args:
+        root: the model.
+        wanted: the tensors to find the places of.
+    """
+
+    def __init__(self, root: nn.Module, wanted: Callable[[torch.Tensor], bool] = lambda t: isinstance(t, StandIn)):
         self.root = root
+        self._wanted = wanted
+        self._found: dict[int, torch.Tensor] = {}
         self.counts: list[Count] = []
+        # Filled by the settlement: the places of what was bounded.
+        self.bounded: list[Holder] = []
         self._places: dict[int, list[Holder]] = {}
         self._inside: set[int] = {id(root), id(vars(root))}
         self._covered = _coverage(root)
         self._walk(root)
 
-    def of(self, stand_in: StandIn) -> list[Holder]:
-        return self._places.get(id(stand_in), [])
+    def of(self, tensor: torch.Tensor) -> list[Holder]:
+        return self._places.get(id(tensor), [])
 
-    def held_outside(self, stand_ins: Sequence[StandIn]) -> dict[int, str]:
-        """By ``id``, the stand-ins that something outside the model refers to, with the kind of what does.
+    def found(self) -> list[torch.Tensor]:
+        """The wanted tensors, in the order in which they were reached; handed over, so ask once."""
+        found, self._found = list(self._found.values()), {}
+        return found
+
+    def held_outside(self, tensors: Sequence[torch.Tensor]) -> dict[int, str]:
+        """By ``id``, the tensors that something outside the model refers to, with the kind of what does.
 
         Args:
-            stand_ins: a list that the caller holds; no other list of the caller may hold them.
+            tensors: a list that the caller holds; no other list of the caller may hold them.
         """
-        links = {id(link): link for one in stand_ins for holder in self.of(one) for link in holder.chain}
-        known = self._inside | {id(stand_ins), id(links)}
-        known |= {id(thing) for one in stand_ins for holder in self.of(one) for thing in (holder, holder.chain)}
-        wanted = links.keys() | {id(one) for one in stand_ins}
+        links = {id(link): link for one in tensors for holder in self.of(one) for link in holder.chain}
+        known = self._inside | {id(tensors), id(links)}
+        known |= {id(thing) for one in tensors for holder in self.of(one) for thing in (holder, holder.chain)}
+        wanted = links.keys() | {id(one) for one in tensors}
         outside: dict[int, str] = {}
-        for referrer in gc.get_referrers(*stand_ins, *links.values()):
+        for referrer in gc.get_referrers(*tensors, *links.values()):
             if id(referrer) in known or isinstance(referrer, (*_PASSING, *_REFERENCES)):
                 continue
             for target in gc.get_referents(referrer):
@@ -82,7 +98,7 @@ class Holders:
             if isinstance(link, nn.Module) and weakref.getweakrefs(link):
                 outside.setdefault(id(link), "a weak reference")
         found = {}
-        for one in stand_ins:
+        for one in tensors:
             for key in (id(one), *(id(link) for holder in self.of(one) for link in holder.chain)):
                 if key in outside:
                     found[id(one)] = outside[key]
@@ -101,10 +117,12 @@ class Holders:
             self._inside.add(id(obj))
             inner = chain if obj is root else (*chain, obj)
             for container, key, name, value in self._items(obj, path):
-                if isinstance(value, StandIn):
+                if isinstance(value, torch.Tensor) and self._wanted(value):
+                    if not isinstance(value, StandIn):
+                        self._found[id(value)] = value
                     self._places.setdefault(id(value), []).append(Holder(name, covered, container, key, inner))
                 elif type(value) is int:
-                    self.counts.append(Count(name, value))
+                    self.counts.append(Count(name, value, container, key))
                 elif isinstance(value, _REFERENCES):
                     self._inside.add(id(value))
                 elif not isinstance(value, (*_LEAVES, torch.Tensor)):
