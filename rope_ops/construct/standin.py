@@ -89,6 +89,8 @@ class StandIn(torch.Tensor):
             # Parameter() asks this of its new tensor and wants the same object back.
             args[0]._trainable = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             return args[0]
+        if func is torch.Tensor.__deepcopy__ and (copy := recorder.deepcopy(*args)) is not None:
+            return copy
         with torch._C.DisableTorchFunctionSubclass():
             if func in _LOOKS or any(s._trainable for s in stand_ins):
                 return recorder.run_for_real(func, args, kwargs, func in _LOOKS)
@@ -336,6 +338,17 @@ class Recorder:
         args, kwargs = tree_map(_real_of, (args, kwargs))
         result = func(*args, **kwargs)
         return tree_map(lambda leaf: back.get(id(leaf), leaf), result)
+
+    def deepcopy(self, stand_in: StandIn, memo: dict) -> StandIn | None:
+        """A copy of the same values in other memory; None where other tensors share the memory, and so must copies."""
+        memory = _memory(stand_in._fake)
+        alone = sum(_memory(other._fake) == memory for other in self.alive()) == 1
+        if id(stand_in) in memo or self.closed or stand_in._real is not None or stand_in._trainable or not alone:
+            return None
+        memo[id(stand_in)] = copy = stand_in.clone()
+        own = ("_recorder", "_fake", "_real", "_trainable")
+        vars(copy).update((name, value) for name, value in vars(stand_in).items() if name not in own)
+        return copy
 
     def run_with_gradient(self, func, args, kwargs, stand_ins):
         """A gradient flows through the other operands: rows that are only read are constants of it."""
