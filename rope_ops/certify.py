@@ -182,7 +182,8 @@ def _mark_class(cls: type) -> None:
         if model_class(type(self)) is not cls:
             return forward(self, *args, **kwargs)
         if not torch.compiler.is_compiling():
-            if _LAZY not in self.__dict__:
+            # Not where Dynamo runs this frame itself, after a graph break: it would trace what is deferred.
+            if _LAZY not in self.__dict__ or torch._C._dynamo.eval_frame.get_eval_frame_callback():
                 return forward(self, *args, **kwargs)
             from rope_ops import construct  # (it needs this module)
 

@@ -71,7 +71,7 @@ class Construction:
             del stand_ins
             gc.collect()  # a table in a reference cycle that nothing reaches any more is not worth building
             stand_ins = recorder.alive()
-        recorder.forget()
+        recorder.forget(stand_ins)
         outside = holders.held_outside(stand_ins) if stand_ins else {}
         pending = [stand_in for stand_in in stand_ins if stand_in._real is None]
         if pending:
@@ -102,10 +102,10 @@ class Construction:
         for stand_in in stand_ins:
             if id(stand_in) in outside:
                 self._recorder.materialise(stand_in, "a cache")
-        self._recorder.forget()
-        for stand_in in stand_ins:
-            if stand_in._real is not None:
-                _become(stand_in, stand_in._real, holders)
+        real = [stand_in for stand_in in stand_ins if stand_in._real is not None]
+        self._recorder.forget(real)
+        for stand_in in real:
+            _become(stand_in, stand_in._real, holders)
 
     # What becomes of each --------------------------------------------------------------------------------------------
 

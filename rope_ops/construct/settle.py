@@ -10,14 +10,18 @@ same operators at the smaller size, bit for bit.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from rope_ops.construct.standin import Recorder, StandIn, Value, _memory, plain
+from rope_ops.passes.replay import Replay, Take
 from rope_ops.passes.report import Reason
-from rope_ops.passes.rewrite import Options, _Emitter, _formula
+from rope_ops.passes.rewrite import Options, _Emitter, _formula, _standard_formula
 from rope_ops.passes.rows import Analysis, Edge, Read, analyse, joins_rows, op_name, value_of
 
 aten = torch.ops.aten
@@ -70,17 +74,21 @@ class Settlement:
         results = [self._results[number] for number in chosen]
         if analysis.bounds:
             emitter = _Emitter(graph, analysis, Options(), decomposed=False)
+            emitter._replay = replay = _Rows(analysis, shorten=emitter._first_rows)
             edges = [edge for edge in analysis.edges if any(self._reaches(edge, node) for node in results)]
             with plain(), self._recorder.fake_mode, graph.inserting_before(output):
                 emitter.serve(edges)
                 results = [output.args[0][number] for number in chosen]  # a served reader has been replaced
+                for node in results:
+                    if node in analysis.rows and _standard_formula(node, analysis):
+                        replay.tables[node] = emitter._bounded(node)
                 results = [emitter._bounded(node) if node in analysis.rows else node for node in results]
         output.args = (results,)
         graph.eliminate_dead_code()
         self._gm.recompile()
         with plain():
             # Intermediate results go as soon as their last reader has run.
-            tensors = fx.Interpreter(self._gm, garbage_collect_values=True).run(*self._operands)
+            tensors = list(fx.Interpreter(self._gm, garbage_collect_values=True).run(*self._operands))
         # The graph computes equal tables once; what had memory of its own keeps it.
         owners: dict[int, int] = {}
         for place, number in enumerate(chosen):
@@ -107,7 +115,7 @@ class Settlement:
         ranges = [other for other in before if other in analysis.bounds]
         if not ranges:
             return Verdict(Reason.NO_RANGE, table=False)
-        if not any(_is_angle(other, analysis) for other in before):
+        if not _makes_angles(before, ranges):
             return Verdict(Reason.NOT_A_TABLE, table=False)
         rows = max(int(value_of(other).shape[0]) for other in ranges)
         known = {"rows": rows, "bound": min(analysis.bounds[other] for other in ranges)}
@@ -134,6 +142,19 @@ class Settlement:
         return node not in self._analysis.rows and edge.user in _ancestors(node)
 
 
+class _Rows(Replay):
+    """Takes views of a table that is built by the operator from what the operator built."""
+
+    def __init__(self, analysis: Analysis, shorten):
+        super().__init__(analysis, shorten)
+        self.tables: dict[fx.Node, fx.Node] = {}
+
+    def rows(self, node, selection):
+        if node in self.tables and selection == (Take(0, self._analysis.bound(node)),):
+            return self.tables[node]
+        return super().rows(node, selection)
+
+
 def small_values(recorder: Recorder, stand_ins: Sequence[StandIn]) -> list[torch.Tensor]:
     """The values of stand-ins that hold less than a table: from the rows they were read from, if that is all."""
     settlement = Settlement(recorder, stand_ins)
@@ -146,13 +167,11 @@ def small_values(recorder: Recorder, stand_ins: Sequence[StandIn]) -> list[torch
 
 def _trace(recorder: Recorder, fakes: Sequence[torch.Tensor]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """The recorded operators as a functional graph, with the position ranges as operators of ours."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     calls = recorder.needed(fakes)
     read = {
         leaf.index
         for call in calls
-        for leaf in torch.utils._pytree.tree_leaves((call.args, call.kwargs))
+        for leaf in tree_leaves((call.args, call.kwargs))
         if isinstance(leaf, Value)
     }
     operands = sorted(read & recorder.operands.keys())
@@ -168,17 +187,60 @@ def _trace(recorder: Recorder, fakes: Sequence[torch.Tensor]) -> tuple[fx.GraphM
             if call.bound:
                 results = [_position_range(recorder, call)]
             else:
-                args, kwargs = torch.utils._pytree.tree_map(value, (call.args, call.kwargs))
+                args, kwargs = tree_map(value, (call.args, call.kwargs))
                 result = call.func(*args, **kwargs)
-                results = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
+                results = [r for r in tree_leaves(result) if isinstance(r, torch.Tensor)]
             values.update(zip(call.results, results, strict=True))
         return [values[index] for index in wanted]
 
     inputs = [recorder.values[index] for index in operands]
-    with plain(), recorder.fake_mode:
-        functional = torch.func.functionalize(run, remove="mutations")
-        gm = make_fx(functional, decomposition_table=_MOVES)(*inputs)
-    return gm, [recorder.operands[index] for index in operands]
+    tracer = _Tracer()
+    for number, value in enumerate(inputs):
+        tracer.placeholder(f"operand_{number}", value)
+    with plain(), recorder.fake_mode, tracer:
+        outputs = torch.func.functionalize(run, remove="mutations")(*inputs)
+    return tracer.module(outputs), [recorder.operands[index] for index in operands]
+
+
+class _Tracer(TorchDispatchMode):
+    """Writes the operators that run under it into a graph.
+
+    ``make_fx`` does the same, but patches ``nn.Module`` for the whole process while it runs.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._graph = fx.Graph()
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[torch.Tensor] = []
+
+    def placeholder(self, name: str, value: torch.Tensor) -> None:
+        self._note(self._graph.placeholder(name), value)
+
+    def module(self, outputs: list[torch.Tensor]) -> fx.GraphModule:
+        self._graph.output([self._nodes[id(value)] for value in outputs])
+        return fx.GraphModule({}, self._graph)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _MOVES:
+            with self:
+                return _MOVES[func](*args, **kwargs)
+        result = func(*args, **kwargs)
+        nodes = tree_map(lambda leaf: self._nodes[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+        node = self._graph.call_function(func, *nodes)
+        if isinstance(result, (list, tuple)):
+            node.meta["val"] = result
+            for place, value in enumerate(result):
+                self._note(self._graph.call_function(operator.getitem, (node, place)), value)
+        else:
+            self._note(node, result)
+        return result
+
+    def _note(self, node: fx.Node, value: torch.Tensor) -> None:
+        node.meta["val"] = value
+        self._nodes[id(value)] = node
+        self._alive.append(value)
 
 
 def _position_range(recorder: Recorder, call) -> torch.Tensor:
@@ -199,16 +261,19 @@ def _ancestors(node: fx.Node) -> set[fx.Node]:
     return seen
 
 
-def _is_angle(node: fx.Node, analysis: Analysis) -> bool:
-    """Whether a node makes angles of a range: cos or sin of it, or a matrix from it and frequencies."""
-    if node not in analysis.rows and not any(operand in analysis.rows for operand in node.all_input_nodes):
-        return False
-    if op_name(node) in ("cos", "sin", "polar"):
-        return True
-    out = value_of(node)
-    long = [value_of(operand) for operand in node.all_input_nodes if operand in analysis.rows]
-    if not long or not isinstance(out, torch.Tensor) or len(node.all_input_nodes) < 2:
-        return False
-    return (out.is_floating_point() or out.is_complex()) and out.numel() > max(value.numel() for value in long)
-
-
+def _makes_angles(nodes: set[fx.Node], ranges: list[fx.Node]) -> bool:
+    """Whether, among these nodes, a range becomes cos or sin, or a matrix with frequencies."""
+    reached, todo = set(ranges), list(ranges)
+    while todo:
+        current = todo.pop()
+        for user in current.users.keys() & nodes - reached:
+            out, size = value_of(user), value_of(current).numel()
+            if op_name(user) in ("cos", "sin", "polar"):
+                return True
+            number = isinstance(out, torch.Tensor) and (out.is_floating_point() or out.is_complex())
+            if number and out.numel() > size and len(user.all_input_nodes) > 1:
+                return True
+            if isinstance(out, torch.Tensor):
+                reached.add(user)
+                todo.append(user)
+    return False

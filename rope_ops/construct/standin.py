@@ -36,6 +36,9 @@ aten = torch.ops.aten
 # this it is no frequency but data.
 _LARGEST_OPERAND = 1 << 20
 
+# A tensor that is taken apart into more parts than this is iterated over by its rows.
+_MOST_VIEWS = 64
+
 _RANGES = frozenset((aten.arange.default, aten.arange.start, aten.arange.start_step))
 
 
@@ -206,6 +209,11 @@ class Recorder:
             deferred = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StandIn)]
             if not deferred:
                 return func(*args, **kwargs)
+            if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+                # Not taken apart yet where autograd is off, as in inference mode.
+                result = func.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
             if self._refuses(func, args, kwargs, deferred):
                 return self.run_for_real(func, args, kwargs, True)
             if func._schema.name.startswith("aten::new_"):
@@ -225,7 +233,7 @@ class Recorder:
                 return self.run_for_real(func, args, kwargs, True)
             fakes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             written = _written(func, args, kwargs)
-            if not fakes and not written:
+            if (not fakes and not written) or len(fakes) > _MOST_VIEWS:
                 return self.run_for_real(func, args, kwargs, True)
             same = {id(stand_in._fake): stand_in for stand_in in deferred}
             memories = {_memory(stand_in._fake) for stand_in in deferred}
@@ -364,7 +372,8 @@ class Recorder:
             if stand_in._real is not None:
                 return
             memory = _memory(stand_in._fake)
-            group = [other for other in self.alive() if other._real is None and _memory(other._fake) == memory]
+            others = [other for other in self.alive() if other is not stand_in and other._real is None]
+            group = [stand_in, *(other for other in others if _memory(other._fake) == memory)]
             for other, real in zip(group, self.replay([other._fake for other in group]), strict=True):
                 other._real = real.requires_grad_() if other._trainable and real.is_floating_point() else real
         self._looked(stand_in, by)
@@ -379,9 +388,10 @@ class Recorder:
         self._alive = [ref for ref in self._alive if ref() is not None]
         return found
 
-    def forget(self) -> None:
-        """Drop the weak references, which ``swap_tensors`` refuses."""
-        self._alive = []
+    def forget(self, stand_ins: Sequence[StandIn]) -> None:
+        """Drop the weak references to these, which ``swap_tensors`` refuses."""
+        gone = set(map(id, stand_ins))
+        self._alive = [ref for ref in self._alive if id(ref()) not in gone]
 
     def needed(self, fakes: Sequence[torch.Tensor]) -> list[Call]:
         """The recorded calls that the values of these tensors depend on."""
