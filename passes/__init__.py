@@ -1,7 +1,7 @@
 """Graph rewriting, imported as ``rope_ops.passes``. Nothing here is imported by ``import rope_ops``.
 
 ``marks.py`` puts the bound into Dynamo's graph, ``rows.py`` analyses, ``replay.py`` computes rows alone, ``rewrite.py``
-decides, ``inductor.py`` and ``backend.py`` hold the two ends, ``report.py`` says what happened.
+decides, ``inductor.py``, ``backend.py`` and ``exported.py`` are where it is called, ``report.py`` says what happened.
 """
 
 import importlib
@@ -12,6 +12,7 @@ _EXPORTS = {
     "rope_bounded": "backend",
     "explain": "backend",
     "register": "backend",
+    "bound_exported": "exported",
     "Outcome": "report",
     "Reason": "report",
     "Report": "report",

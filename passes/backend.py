@@ -92,9 +92,7 @@ def register() -> None:
 
 def compile_graph(gm: fx.GraphModule, example_inputs, chosen: Settings, report: Report):
     mark(gm, chosen.max_model_len, multimodal_pruning=chosen.multimodal_pruning, report=report)
-    own = BoundedRopePass(
-        chosen.max_model_len, form=chosen.form, opaque_readers=chosen.opaque_readers, report=report
-    )
+    own = BoundedRopePass(chosen.max_model_len, form=chosen.form, opaque_readers=chosen.opaque_readers, report=report)
     if chosen.inner == "aot_eager":
         return _aot_eager(own)(gm, example_inputs)
     marked = _private.calls(gm, "rope_ops::position_range")
@@ -151,7 +149,8 @@ def explain(model, *args, max_model_len: int | None = None, options: dict | None
         options: further options of the backend.
 
     Returns:
-        The report: ``.tables``, each with ``outcome``, ``reason``, rows and bytes before and after, and ``location``.
+        The report: ``.tables``, each with ``outcome``, ``reason``, rows and bytes before and after, and ``location``;
+        ``.graphs``, the text of each graph before and after.
 
     Raises:
         ValueError: a bad option, or a certified class traced a range and neither argument nor instance has a bound.
@@ -159,7 +158,7 @@ def explain(model, *args, max_model_len: int | None = None, options: dict | None
     import torch
 
     chosen = settings({**(options or {}), "max_model_len": max_model_len, "inner": "aot_eager"})
-    report = Report()
+    report = Report(keep_graphs=True)
     model = getattr(model, "_orig_mod", model)
 
     def backend(gm, example_inputs):

@@ -4,7 +4,7 @@ Plain Inductor on CUDA never builds a table that is made of pointwise operators:
 readers, and so computes cos and sin again for every head of every layer. Computing the rows once costs one small
 kernel and a read of it. Below some number of tokens the kernel costs more than it saves. A table that plain Inductor
 does build (``polar``, complex values, writes into it; on CPU anything joined by ``cat`` or ``stack``) is always worth
-its rows.
+its rows. A symbolic number of tokens is taken as the one it was traced with: that decides speed only, never values.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from torch import fx
 
 import rope_ops
 from rope_ops.passes import _private
+from rope_ops.passes.printer import canonical
 from rope_ops.passes.report import Report
 from rope_ops.passes.rewrite import Options, rewrite
 
@@ -50,7 +51,10 @@ class BoundedRopePass(_CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         self.calls += 1
+        before = canonical(graph) if self._report.keep_graphs else ""
         rewrite(graph, self._options, self._report)
+        if self._report.keep_graphs:
+            self._report.graphs.append((before, canonical(graph)))
 
     def uuid(self):
         return ("rope_ops", rope_ops.__version__, source_hash(), *self._key)
@@ -72,7 +76,7 @@ class Passes(_CustomGraphPass):
         return None if None in keys else tuple(keys)
 
 
-def composed(own: BoundedRopePass, others) -> _CustomGraphPass:
+def composed(own: BoundedRopePass, others) -> BoundedRopePass | Passes:
     """``own`` and what the hook holds already: nothing, one pass or a list of passes."""
     others = [] if others is None else list(others) if isinstance(others, (list, tuple)) else [others]
     return Passes([own, *others]) if others else own

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from rope_ops.certify import MARK, MARK_BOUND, MARK_EXCLUDED, checked_bound, model_class
 from rope_ops.passes.report import Outcome, Reason, Report, Table, location
-from rope_ops.certify import MARK, MARK_BOUND, checked_bound, excluded_submodules, model_class
 
 # A range becomes positions by arithmetic that is linear in it; what goes through one of these is a frequency or a mask.
 _NOT_LINEAR = frozenset(
@@ -101,7 +101,10 @@ def _range(node: fx.Node) -> _Range | None:
     if node.op != "call_function" or node.target not in _ARANGE:
         return None
     values = dict(node.kwargs)
-    if any(values.pop(name, None) not in (None, False, torch.strided) for name in ("out", "requires_grad", "pin_memory", "layout")):
+    if any(
+        values.pop(name, None) not in (None, False, torch.strided)
+        for name in ("out", "requires_grad", "pin_memory", "layout")
+    ):
         return None
     value = _value(node)
     if not isinstance(value, torch.Tensor) or value.dim() != 1:
@@ -149,17 +152,12 @@ def _opted_out(node: fx.Node) -> bool:
 
     An entry of the stack is good evidence that a module was on the way; the lack of one proves nothing.
     """
-    stack = [
-        (path, cls) for path, cls in (node.meta.get("nn_module_stack") or {}).values() if isinstance(cls, type)
-    ]
-    for index, (path, cls) in enumerate(stack):
-        cls = model_class(cls)
-        if cls.__dict__.get("supports_sequence_bounded_mrope") is False:
+    excluded = [name for name in (node.meta.get("custom") or {}).get(MARK_EXCLUDED, "").split(",") if name]
+    for path, cls in (node.meta.get("nn_module_stack") or {}).values():
+        if isinstance(cls, type) and model_class(cls).__dict__.get("supports_sequence_bounded_mrope") is False:
             return True
-        names = [inner.rpartition(".")[2].strip("'[]") for inner, _ in stack[index + 1 :]]
-        for excluded in excluded_submodules(cls):
-            if excluded in names or any(inner == f"{path}.{excluded}" for inner, _ in stack[index + 1 :]):
-                return True
+        if any(path.endswith(f".{name}") for name in excluded):
+            return True
     return False
 
 
@@ -202,7 +200,7 @@ def _is_outer(user: fx.Node, operand: fx.Node) -> bool:
 
 
 def _without_range(graph: fx.Graph, angles: set[fx.Node]) -> Iterator[Table]:
-    """Marked cos and sin whose angles no range of this graph reaches: a linspace, a buffer, the positions themselves."""
+    """Marked cos and sin whose angles no range of this graph reaches: of a linspace, a buffer, the positions."""
     seen = set()
     for node in graph.nodes:
         value = _value(node)

@@ -14,7 +14,9 @@ and an index past it fails as it did.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable
 
@@ -114,6 +116,13 @@ class Replay:
                 return None
         return count
 
+    def from_start(self, index: fx.Node, count: int) -> fx.Node:
+        """An index as indexing reads it, counted from the start; one before the start becomes one past the end."""
+        negative = self.emit(index, aten.lt.Scalar, (index, 0))
+        index = self.emit(index, aten.where.self, (negative, self.emit(index, aten.add.Tensor, (index, count)), index))
+        before = self.emit(index, aten.lt.Scalar, (index, 0))
+        return self.emit(index, aten.where.ScalarSelf, (before, count, index))
+
     def emit(self, like: fx.Node, target, args: tuple, kwargs: dict | None = None) -> fx.Node:
         """One node with ``like``'s metadata and its own fake value, or the equal node that is there already."""
         kwargs = kwargs or {}
@@ -173,9 +182,8 @@ class Replay:
     def _chosen(self, node: fx.Node, dim: int, pieces, index: fx.Node) -> fx.Node:
         count = sum(size for _, _, size in pieces)
         emit = self.emit
-        # As indexing does: below zero counts from the end. Only the last table sees what lies past it, and fails.
-        negative = emit(index, aten.lt.Scalar, (index, 0))
-        index = emit(index, aten.where.self, (negative, emit(index, aten.add.Tensor, (index, count)), index))
+        # Only the last table sees an index past its end, and fails.
+        index = self.from_start(index, count)
         shape = [-1 if d == dim else 1 for d in range(value_of(node).dim())]
         result, start = None, 0
         for operand, taken, size in pieces:
@@ -241,12 +249,10 @@ def _taken(pieces, take: Take):
 def fake_result(node: fx.Node):
     """The fake value of a new node, from the fake values of its operands."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
-    mode = next((value.fake_mode for value in _leaves((args, kwargs)) if hasattr(value, "fake_mode")), None)
-    if mode is None:
-        mode = torch._guards.detect_fake_mode()
-    if mode is None:
-        return node.target(*args, **kwargs)
-    with mode:
+    values = (value for other in node.graph.nodes for value in _leaves(value_of(other)))
+    values = itertools.chain(_leaves((args, kwargs)), values)
+    mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
+    with mode or contextlib.nullcontext():
         return node.target(*args, **kwargs)
 
 

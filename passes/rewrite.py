@@ -40,6 +40,8 @@ class Options:
 
     form: str = "auto"
     opaque_readers: bool = False
+    # Whether rows may be stored by an operator of this package, where that is faster.
+    rows_once: bool = True
 
 
 def rewrite(graph: fx.Graph, options: Options, report: Report, decomposed: bool = True) -> int:
@@ -62,14 +64,17 @@ def rewrite(graph: fx.Graph, options: Options, report: Report, decomposed: bool 
     todo = [edge for edge in analysis.edges if not left.keys() & analysis.sources[edge.table]]
     served = _Emitter(graph, analysis, options, decomposed).serve(todo)
     report.add(_record(source, analysis, left.get(source), served) for source in ranges)
-    _erase([*analysis.rows, *(one.edge.user for one in served)], ranges)
+    if served:
+        _erase([*analysis.rows, *(one.edge.user for one in served)], ranges)
     for node in ranges:
         _restore(node, decomposed)
+    if served:
+        graph.eliminate_dead_code()
     graph.lint()
     return len(ranges) - len(left)
 
 
-# Which tables must be left ---------------------------------------------------------------------------------------------
+# Which tables must be left
 
 
 class _Planner:
@@ -238,7 +243,7 @@ def _shapes(tree) -> list:
     return [(str(leaf.shape), leaf.dtype, str(leaf.stride())) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-# What takes their place -------------------------------------------------------------------------------------------------
+# What takes their place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,13 +308,10 @@ class _Emitter:
     def _gather_bounded(self, edge: Edge, index: fx.Node) -> _Served:
         """A position below zero counts from the end of the whole table: past the end of this one, an error."""
         user, rows = edge.user, self._analysis.rows[edge.table]
-        emit = self._replay.emit
         table = self._bounded(edge.table)
-        negative = emit(index, aten.lt.Scalar, (index, 0))
-        legacy = emit(index, aten.add.Tensor, (index, rows.count))
-        position = emit(index, aten.where.self, (negative, legacy, index))
+        position = self._replay.from_start(index, rows.count)
         indices = [position if dim == rows.dim else other for dim, other in enumerate(user.args[1])]
-        result = emit(user, aten.index.Tensor, (table, indices))
+        result = self._replay.emit(user, aten.index.Tensor, (table, indices))
         user.replace_all_uses_with(result)
         return _Served(edge, Outcome.BOUNDED, table, self._analysis.bound(edge.table))
 
@@ -326,8 +328,9 @@ class _Emitter:
         if standard is None:
             return self._replay.rows(table, (Take(0, bound),))
         inv_freq, attention_factor, dtype = standard
-        flat = self._replay.emit(inv_freq, aten.view.default, (inv_freq, [-1]))
-        arguments = (flat, bound, attention_factor, dtype)
+        if value_of(inv_freq).dim() != 1:
+            inv_freq = self._replay.emit(inv_freq, aten.view.default, (inv_freq, [-1]))
+        arguments = (inv_freq, bound, attention_factor, dtype)
         return self._replay.emit(table, torch.ops.rope_ops.build_cos_sin_cache.default, arguments)
 
     def _flat(self, user: fx.Node, index: fx.Node) -> fx.Node:
@@ -335,29 +338,42 @@ class _Emitter:
         value = value_of(index)
         if value.dim() == 1:
             return index
-        if not value.is_contiguous():
+        order = _memory_order(value)
+        if order is not None:
+            index = self._replay.emit(index, aten.permute.default, (index, order))
+        elif not value.is_contiguous():
             index = self._replay.emit(index, aten.clone.default, (index,), {"memory_format": torch.contiguous_format})
         return self._replay.emit(index, aten.view.default, (index, [-1]))
 
     def _once(self, found: fx.Node) -> bool:
         value = value_of(found)
-        rows = _private.size_hint(value.numel())
-        width = math.prod(size for size in value.shape if isinstance(size, int)) or 1
-        least = rule(value.device.type).rows_once_from
-        return self._options.form == "auto" and (rows is None or rows // width >= least or isinstance(value.shape[0], int) and value.shape[0] >= least)
+        width = math.prod(size for size in value.shape[1:] if isinstance(size, int))
+        elements = _private.size_hint(value.numel())
+        enough = elements is None or elements >= rule(value.device.type).rows_once_from * width
+        return self._options.rows_once and self._options.form == "auto" and enough
 
     def _shaped(self, edge: Edge, found: fx.Node, flat: fx.Node) -> fx.Node:
         """The rows found, in the shape and strides that the gather's result had."""
         user, dim = edge.user, self._analysis.rows[edge.table].dim
         index, before = value_of(_index_of(edge, dim)), value_of(user)
-        name = op_name(user)
+        name, shape = op_name(user), value_of(edge.table).shape
         if name == "gather":
-            return self._replay.emit(user, aten.view.default, (found, self._sizes(user, user)))
+            sizes = self._sizes(_whole_rows(user))[: dim + 1]
+            return self._replay.emit(user, aten.view.default, (found, [*sizes, *shape[dim + 1 :]]))
+        source = _index_of(edge, dim)
         others = name == "index" and any(other is not None for d, other in enumerate(user.args[1]) if d != dim)
         if not others:
             result = found
             if index.dim() != 1:
-                result = self._replay.emit(user, aten.view.default, (found, self._sizes(user, user)))
+                sizes, order = self._sizes(source), _memory_order(index)
+                if order is not None:
+                    sizes = [sizes[d] for d in order]
+                sizes = [*shape[:dim], *sizes, *shape[dim + 1 :]]
+                result = self._replay.emit(user, aten.view.default, (found, sizes))
+                if order is not None:
+                    back = [dim + order.index(d) for d in range(len(order))]
+                    back = [*range(dim), *back, *range(dim + len(order), len(sizes))]
+                    result = self._replay.emit(user, aten.permute.default, (result, back))
             if _significant(value_of(result)) == _significant(before):
                 return result
         # Read the small table by row number instead: the gather itself then lays out its result as it did.
@@ -365,24 +381,26 @@ class _Emitter:
         if not isinstance(count, int):
             count = self._replay.emit(flat, aten.sym_size.int, (flat, 0))
         number = self._iota(flat, count)
-        if index.dim() != 1:
-            source = _index_of(edge, dim)
-            number = self._replay.emit(flat, aten.view.default, (number, self._sizes(source, source)))
+        if index.dim() != 1 and (order := _memory_order(index)) is not None:
+            sizes = self._sizes(source)
+            number = self._replay.emit(flat, aten.view.default, (number, [sizes[d] for d in order]))
+            number = self._replay.emit(
+                flat, aten.permute.default, (number, [order.index(d) for d in range(len(order))])
+            )
+        elif index.dim() != 1:
+            number = self._replay.emit(flat, aten.view.default, (number, self._sizes(source)))
         if name != "index":
             arguments = (found, dim, number) if name == "index_select" else (found, number)
             return self._replay.emit(user, user.target, arguments)
         indices = [number if d == dim else other for d, other in enumerate(user.args[1])]
         return self._replay.emit(user, aten.index.Tensor, (found, indices))
 
-    def _sizes(self, like: fx.Node, of: fx.Node) -> list:
-        """The sizes of a node, with nodes for the symbolic ones; the first symbolic one is left to view to find."""
-        sizes: list = list(value_of(of).shape)
-        symbolic = [dim for dim, size in enumerate(sizes) if not isinstance(size, int)]
-        for dim in symbolic[:1]:
-            sizes[dim] = -1
-        for dim in symbolic[1:]:
-            sizes[dim] = self._replay.emit(like, aten.sym_size.int, (of, dim))
-        return sizes
+    def _sizes(self, of: fx.Node) -> list:
+        """The sizes of a node, with nodes for the symbolic ones."""
+        return [
+            size if isinstance(size, int) else self._replay.emit(of, aten.sym_size.int, (of, dim))
+            for dim, size in enumerate(value_of(of).shape)
+        ]
 
     def _iota(self, like: fx.Node, count) -> fx.Node:
         device = value_of(like).device
@@ -409,9 +427,26 @@ class _Emitter:
         return result if integer is dtype else replay.emit(node, prims.convert_element_type.default, (result, dtype))
 
 
+def _memory_order(value: torch.Tensor) -> list[int] | None:
+    """The permutation that makes a permuted tensor contiguous; None if it is contiguous or no permutation does."""
+    if value.is_contiguous() or not all(isinstance(number, int) for number in (*value.shape, *value.stride())):
+        return None
+    order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
+    return order if value.permute(order).is_contiguous() else None
+
+
 def _is_given(index: fx.Node) -> bool:
     """Whether positions reach a gather as they came in: what is computed from them may pass the bound rightly."""
-    while op_name(index) in ("view", "_to_copy", "convert_element_type", "clone", "slice", "select", "unsqueeze", "squeeze"):
+    while op_name(index) in (
+        "view",
+        "_to_copy",
+        "convert_element_type",
+        "clone",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+    ):
         index = index.args[0]
     return index.op == "placeholder"
 
@@ -452,7 +487,7 @@ def _standard_formula(table: fx.Node, analysis: Analysis) -> tuple[fx.Node, floa
     return (inv_freq, factors[0], dtype) if row and exact else None
 
 
-# The report and the rest ------------------------------------------------------------------------------------------------
+# The report and the rest
 
 
 def _record(source: fx.Node, analysis: Analysis, left: tuple[Reason, str] | None, served: list[_Served]) -> Table:
@@ -473,9 +508,7 @@ def _record(source: fx.Node, analysis: Analysis, left: tuple[Reason, str] | None
     sizes = [_bytes(value_of(result)) for result in results]
     after = None if None in sizes else sum(sizes)
     outcome = max((one.outcome for one in mine), key=list(Outcome).index)
-    return Table(
-        outcome, None, count, rows if isinstance(rows, int) else str(rows), before, after, where, formula
-    )
+    return Table(outcome, None, count, rows if isinstance(rows, int) else str(rows), before, after, where, formula)
 
 
 def _bytes(value: torch.Tensor) -> int | None:

@@ -5,10 +5,10 @@ and of other tensors. The claim is kept by induction over the graph: each operat
 for the exact arguments it has, or ends it. Nothing is known about rotary formulas.
 
 What a row-wise value is good for: any selection of rows commutes with its whole computation, exactly. So
-:class:`rope_ops.passes.replay.Replay` computes the rows of a selection alone, by applying the selection to the leaves (the ranges, and
-tensors that hold a row for each position) and running the same operators at the smaller size. Exactly means bit for
-bit: operators whose last bits depend on the size of their operands are not on the list of ``bit_stable.py`` and end
-the region.
+:class:`rope_ops.passes.replay.Replay` computes the rows of a selection alone, by applying the selection to the leaves
+(the ranges, and tensors that hold a row for each position) and running the same operators at the smaller size. Exactly
+means bit for bit: operators whose last bits depend on the size of their operands are not on the list of
+``bit_stable.py`` and end the region.
 
 Input: an FX graph of functional ATen operators with fake tensors in ``meta["val"]``, the range nodes, and for each its
 bound. It needs neither Inductor nor a hook, and the graph may come from anywhere.
@@ -128,7 +128,7 @@ def op_name(node: fx.Node) -> str:
     return ""
 
 
-# Placement -----------------------------------------------------------------------------------------------------------
+# Placement
 
 
 def _place(node: fx.Node, analysis: Analysis) -> Rows:
@@ -235,13 +235,13 @@ _REDUCTIONS = frozenset(
     "sum mean amax amin max min argmax argmin prod any all var std norm cumsum cumprod logsumexp var_mean "
     "cummax cummin linalg_vector_norm".split()
 )
-# Operators that broadcast their tensor operands and work element by element; which of them are safe is bit_stable.py's.
+# Operators that work element by element on broadcast operands; bit_stable.py says which of them are safe.
 _POINTWISE = frozenset(
-    "add sub rsub neg mul div reciprocal abs floor ceil round trunc minimum maximum clamp clamp_min clamp_max remainder "
-    "fmod floor_divide cos sin tan exp exp2 expm1 log log2 log10 log1p sqrt rsqrt pow sigmoid tanh erf polar complex "
-    "eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not bitwise_xor where clone "
-    "alias detach lift_fresh _to_copy convert_element_type device_put copy contiguous ones_like zeros_like full_like "
-    "masked_fill fill square sgn sign _conj".split()
+    "add sub rsub neg mul div reciprocal abs floor ceil round trunc minimum maximum clamp clamp_min clamp_max "
+    "remainder fmod floor_divide cos sin tan exp exp2 expm1 log log2 log10 log1p sqrt rsqrt pow sigmoid tanh erf "
+    "polar complex eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not "
+    "bitwise_xor where clone alias detach lift_fresh _to_copy convert_element_type device_put copy contiguous "
+    "ones_like zeros_like full_like masked_fill fill square sgn sign _conj".split()
 )
 
 
@@ -492,7 +492,7 @@ _PLACES: dict[str, Callable[[fx.Node, Analysis], Rows]] = {
     **dict.fromkeys(("slice_scatter", "select_scatter"), _scatter),
     "view_as_real": _same,
     "view_as_complex": _view_as_complex,
-    "flip": _flip,
+    **dict.fromkeys(("flip", "rev"), _flip),
     "index": _index,
     "index_select": _index_select,
     "embedding": _embedding,

@@ -15,7 +15,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -23,10 +23,11 @@ from torch import nn
 _CAPABILITY = "supports_sequence_bounded_mrope"
 _EXCLUDED = "_sequence_bounded_mrope_exclude"
 
-# Keys of a traced node's annotations: the certified class it was traced in ("" where one excludes it), and its bound
-# (0 where the instance has none).
+# Keys of a traced node's annotations: the certified class it was traced in ("" where one excludes it), its bound (0
+# where the instance has none), and the names that the class excludes, joined by commas.
 MARK = "rope_ops"
 MARK_BOUND = "rope_ops_bound"
+MARK_EXCLUDED = "rope_ops_excluded"
 
 # Plain attributes of a module instance, so that they survive deepcopy and pickle, and so that Dynamo guards on them.
 _BOUND = "_rope_ops_bound"
@@ -169,12 +170,13 @@ def model_class(cls: type) -> type:
 
 # Dynamo then calls this while tracing instead of tracing it (what torch.compiler.assume_constant_result sets, without
 # the import of Dynamo): the class of a module is guarded anyway.
-model_class._dynamo_marked_constant = True
+model_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _mark_class(cls: type) -> None:
+def _mark_class(cls: Any) -> None:
     """Wrap ``forward``, to mark what is traced in it, and ``__init__``, to mark what the certificate leaves out."""
     forward, init = cls.forward, cls.__init__
+    excluded = ",".join(excluded_submodules(cls))
 
     @functools.wraps(forward)
     def marked_forward(self, *args, **kwargs):
@@ -189,7 +191,7 @@ def _mark_class(cls: type) -> None:
 
             with construct.first_forward(self) if type(self) is cls else contextlib.nullcontext():
                 return forward(self, *args, **kwargs)
-        mark = {MARK: cls.__qualname__}
+        mark = {MARK: cls.__qualname__, MARK_EXCLUDED: excluded}
         if _BOUND in self.__dict__:
             mark[MARK_BOUND] = self.__dict__[_BOUND]
         with torch.fx.traceback.annotate(mark):
@@ -215,7 +217,7 @@ def _mark_class(cls: type) -> None:
 
 
 def _scope(root: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, bool]]]:
-    """``(path, (module, covered))`` for the submodules of a certified module; a certified submodule speaks for itself."""
+    """``(path, (module, covered))`` for the submodules of a certified module, but not those certified themselves."""
     excluded = excluded_submodules(model_class(type(root)))
 
     def walk(module, prefix, covered):

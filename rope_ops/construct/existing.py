@@ -49,13 +49,17 @@ def bound_buffers(model: nn.Module, max_model_len: int) -> Report:
 
 
 def _bounded(root: nn.Module, bound: int) -> Iterator[Table]:
-    holders = Holders(root, lambda tensor: type(tensor) is torch.Tensor and _row_dim(tensor, bound) is not None)
+    sharing: dict[int, set[int]] = {}
+
+    def wanted(tensor: torch.Tensor) -> bool:
+        if tensor.layout is not torch.strided:
+            return False
+        sharing.setdefault(tensor.untyped_storage()._cdata, set()).add(id(tensor))
+        return type(tensor) is torch.Tensor and _row_dim(tensor, bound) is not None
+
+    holders = Holders(root, wanted)
     candidates = holders.found()
     outside = holders.held_outside(candidates) if candidates else {}
-    memories: dict[int, int] = {}
-    for tensor in candidates:
-        memory = tensor.untyped_storage()._cdata
-        memories[memory] = memories.get(memory, 0) + 1
     for tensor in candidates:
         dim = _row_dim(tensor, bound)
         places = holders.of(tensor)
@@ -69,7 +73,7 @@ def _bounded(root: nn.Module, bound: int) -> Iterator[Table]:
             reason = Reason.UNPROVEN, ""
         elif id(tensor) in outside:
             reason = Reason.HELD_OUTSIDE, outside[id(tensor)]
-        elif memories[tensor.untyped_storage()._cdata] > 1:
+        elif len(sharing[tensor.untyped_storage()._cdata]) > 1:
             reason = Reason.SHARED, "other tensors of the model share its memory"
         if reason is not None:
             yield Table(Outcome.LEFT, reason[0], rows, rows, size, size, where, formula or "tensor", reason[1])

@@ -94,9 +94,9 @@ class Holders:
                 if id(target) in wanted:
                     outside.setdefault(id(target), _kind(referrer))
         for link in links.values():
-            # A registry of weak references, as of modules by their parameters.
-            if isinstance(link, nn.Module) and weakref.getweakrefs(link):
-                outside.setdefault(id(link), "a weak reference")
+            # A registry that does not keep its modules alive. (Other weak references, as Dynamo's, hand nothing out.)
+            if isinstance(link, nn.Module) and any(isinstance(r, weakref.KeyedRef) for r in weakref.getweakrefs(link)):
+                outside.setdefault(id(link), "a WeakValueDictionary")
         found = {}
         for one in tensors:
             for key in (id(one), *(id(link) for holder in self.of(one) for link in holder.chain)):
