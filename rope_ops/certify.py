@@ -36,6 +36,9 @@ _FORWARD = "_rope_ops_forward"
 # Of an instance built under a bound: None until its first eager forward, then the lazy tables that may grow.
 _LAZY = "_rope_ops_lazy"
 
+# What Dynamo does with frames that this thread runs: None where it does nothing. A C function, which it cannot trace.
+_dynamo_runs = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -185,7 +188,7 @@ def _mark_class(cls: Any) -> None:
             return forward(self, *args, **kwargs)
         if not torch.compiler.is_compiling():
             # Not where Dynamo runs this frame itself, after a graph break: it would trace what is deferred.
-            if _LAZY not in self.__dict__ or torch._C._dynamo.eval_frame.get_eval_frame_callback():
+            if _LAZY not in self.__dict__ or _dynamo_runs():
                 return forward(self, *args, **kwargs)
             from rope_ops import construct  # (it needs this module)
 

@@ -63,7 +63,7 @@ def reasons(report):
     return [str(table.reason or table.outcome) for table in report.tables]
 
 
-# The context --------------------------------------------------------------------------------------------------------
+# The context ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 2.5, None, "8"])
@@ -117,7 +117,7 @@ def test_the_report_names_the_place_the_rows_and_the_bytes():
     ]
 
 
-# What is bounded ----------------------------------------------------------------------------------------------------
+# What is bounded -----------------------------------------------------------------------------------------------------
 
 
 def test_buffers_attributes_lists_dictionaries_views_and_aliases_stay_consistent():
@@ -441,7 +441,7 @@ def test_a_weak_reference_forbids_the_swap():
     assert reasons(report) == ["not_swapped"]
 
 
-# Caches -------------------------------------------------------------------------------------------------------------
+# Caches --------------------------------------------------------------------------------------------------------------
 
 REGISTRY = {}
 WEAK = weakref.WeakValueDictionary()
@@ -549,7 +549,7 @@ def test_a_tensor_that_a_traceback_holds_still_has_its_values():
     del local, frame, caught
 
 
-# Scope --------------------------------------------------------------------------------------------------------------
+# Scope ---------------------------------------------------------------------------------------------------------------
 
 
 def table_module(name="Rotary", **attributes):
@@ -622,7 +622,7 @@ def test_two_threads_with_bounds_of_their_own():
             barrier.wait()
             with sequence_bound(bound) if bound else contextlib.nullcontext():
                 results[bound] = [bounded().table for _ in range(3)]
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(bound,)) for bound in (40, 60, None)]
@@ -688,7 +688,7 @@ def test_models_of_many_layers_pickle_deepcopy_and_compile():
         model(positions + BOUND, x)  # past the certificate: an error, never another row
 
 
-# Lazy tables ----------------------------------------------------------------------------------------------------------
+# Lazy tables ---------------------------------------------------------------------------------------------------------
 
 
 class Lazy(nn.Module):
@@ -753,10 +753,11 @@ def test_an_error_in_the_first_forward_is_the_users_own():
     model = lazy()
     with pytest.raises(RuntimeError):
         model(torch.arange(3), torch.randn(3, DIM + 1))
-    assert torch.equal(model(torch.arange(3), torch.ones(3, DIM)), lazy(certify=False)(torch.arange(3), torch.ones(3, DIM)))
+    positions, ones = torch.arange(3), torch.ones(3, DIM)
+    assert torch.equal(model(positions, ones), lazy(certify=False)(positions, ones))
 
 
-# Models that are built already ------------------------------------------------------------------------------------------
+# Models that are built already ---------------------------------------------------------------------------------------
 
 
 def existing(**changes):
@@ -839,3 +840,13 @@ def test_explain_covers_the_tables_of_the_constructor(capsys):
     assert [table.outcome for table in report.tables] == [Outcome.BOUNDED]
     assert "Model.table: cos: bounded, rows 300 -> 50" in capsys.readouterr().out
     assert Reason.HELD_OUTSIDE.value == "held_outside"
+
+
+def test_figures_of_an_ordinary_constructor():
+    from rope_ops.construct.measure import measure_constructor
+    from rope_ops.examples import EXAMPLES, ExampleModel
+
+    config = rope_ops.ModelConfig.from_hf(EXAMPLES["qwen3.5"], model_cls=ExampleModel, max_model_len=8192)
+    legacy, bounded = measure_constructor(config, torch.device("cpu"))
+    assert (legacy.rows, bounded.rows) == (1 << 20, 8192) and bounded.bitwise_prefix
+    assert bounded.peak_bytes <= bounded.resident_bytes + (3 << 20)

@@ -27,7 +27,6 @@ from rope_ops.passes.rows import Analysis, Edge, Read, analyse, joins_rows, op_n
 aten = torch.ops.aten
 
 
-
 def _stack(tensors, dim=0):
     return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
 
@@ -168,12 +167,7 @@ def small_values(recorder: Recorder, stand_ins: Sequence[StandIn]) -> list[torch
 def _trace(recorder: Recorder, fakes: Sequence[torch.Tensor]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """The recorded operators as a functional graph, with the position ranges as operators of ours."""
     calls = recorder.needed(fakes)
-    read = {
-        leaf.index
-        for call in calls
-        for leaf in tree_leaves((call.args, call.kwargs))
-        if isinstance(leaf, Value)
-    }
+    read = {leaf.index for call in calls for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Value)}
     operands = sorted(read & recorder.operands.keys())
     wanted = [recorder._index_of(fake) for fake in fakes]
 

@@ -238,7 +238,9 @@ class Recorder:
             same = {id(stand_in._fake): stand_in for stand_in in deferred}
             memories = {_memory(stand_in._fake) for stand_in in deferred}
             view = all(_memory(fake) in memories for fake in fakes)
-            out = self._record(func, fake_args, fake_kwargs, result, written={_memory(s._fake) for s in written}, same=same)
+            out = self._record(
+                func, fake_args, fake_kwargs, result, written={_memory(s._fake) for s in written}, same=same
+            )
             if written or view or any(self._is_long(fake) for fake in fakes):
                 return out
             # Small and with memory of its own: real at once, so that nothing but tables is ever deferred.
@@ -312,7 +314,10 @@ class Recorder:
 
     def _operand(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of a copy; of an expanded tensor, of what was expanded, so that the graph sees one row for all."""
-        shape, expanded = tensor.shape, [size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride())]
+        shape, expanded = (
+            tensor.shape,
+            [size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)],
+        )
         with plain():
             for dim, repeats in enumerate(expanded):
                 tensor = tensor.detach().narrow(dim, 0, 1) if repeats else tensor.detach()
