@@ -359,16 +359,65 @@ def test_whatever_looks_inside_sees_the_whole_legacy_tensor(look):
 
 def test_a_write_into_a_real_tensor_is_never_silently_lost():
     def build(self):
-        position, div = torch.arange(ROWS).unsqueeze(1), INV
-        pe = torch.zeros(ROWS, DIM)
-        pe[:, 0::2] = torch.sin(position * div)
-        pe[:, 1::2] = torch.cos(position * div)
+        pe = torch.empty(ROWS, DIM)
+        pe[:, 0::2] = torch.sin(angles())
+        pe[:, 1::2] = torch.cos(angles())
         self.register_buffer("pe", pe.unsqueeze(0))
 
     model, legacy, report = both(build)
-    rows = model.pe.shape[1]
-    assert torch.equal(model.pe, legacy.pe[:, :rows]) and report.tables
-    assert rows == BOUND or reasons(report) == ["looked_inside"] * 2
+    assert torch.equal(model.pe, legacy.pe) and reasons(report) == ["looked_inside"] * 2
+
+
+def test_zeros_that_a_table_is_written_into():
+    def build(self):
+        pe = torch.zeros(ROWS, DIM)
+        position = torch.arange(ROWS).unsqueeze(1)
+        pe[:, 0::2] = torch.sin(position * INV)
+        pe[:, 1::2] = torch.cos(position * INV)
+        self.register_buffer("pe", pe.unsqueeze(0))
+        self.part = torch.zeros(ROWS, DIM // 2)
+        self.part[: ROWS - 3] = angles()[: ROWS - 3]
+
+    model, legacy, report = both(build)
+    assert torch.equal(model.pe, legacy.pe[:, :BOUND]) and model.pe.shape[1] == BOUND
+    assert torch.equal(model.part, legacy.part)
+    assert reasons(report) == ["bounded", "rows_joined"]
+
+
+def test_zeros_that_are_no_table_are_real_in_the_end_and_not_reported():
+    class Special(nn.Parameter):
+        def __new__(cls, data, extra):
+            return super().__new__(cls, data, requires_grad=False)
+
+        def __init__(self, data, extra):
+            self.extra = extra
+
+    def build(self):
+        self.cache, self.mask = torch.zeros(2, ROWS, 3), torch.zeros(ROWS, 2).fill_(1)
+        self.cache[0, 5] = 1.0
+        self.weight, self.lora = nn.Parameter(torch.zeros(ROWS, 4)), nn.Parameter(torch.zeros(ROWS, 3))
+        nn.init.normal_(self.weight)
+        self.data = torch.zeros(ROWS, 5)
+        self.special = Special(self.data, extra=7)
+        self.raw = torch.zeros(ROWS, 2)
+        self.raw.numpy()[3] = 5
+        self.linear, self.embedding = nn.Linear(ROWS, 2), nn.Embedding(ROWS, 3, padding_idx=0)
+
+    bounded, plain = certified(build)
+    torch.manual_seed(0)
+    with sequence_bound(BOUND) as report:
+        model = bounded()
+    torch.manual_seed(0)
+    legacy = plain()
+    assert not report.tables and model.special.extra == 7
+    own = [tensor for tensor in vars(model).values() if isinstance(tensor, torch.Tensor)]
+    for one, other in zip(
+        [*model.parameters(), *own],
+        [*legacy.parameters(), *(tensor for tensor in vars(legacy).values() if isinstance(tensor, torch.Tensor))],
+        strict=True,
+    ):
+        assert type(one) is type(other) and one.requires_grad == other.requires_grad
+        assert torch.equal(one, other) and vars(one) == vars(other)
 
 
 def test_a_write_of_real_data_into_a_stand_in():

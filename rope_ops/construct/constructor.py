@@ -12,14 +12,13 @@ from torch import nn
 
 from rope_ops.construct.holders import Holder, Holders
 from rope_ops.construct.settle import Settlement, Verdict
-from rope_ops.construct.standin import Deferral, Recorder, StandIn, _memory, caller, plain
+from rope_ops.construct.standin import OWN, Deferral, Recorder, StandIn, _memory, caller, plain
 from rope_ops.passes.report import Outcome, Reason, Report, Table, describe, log
 
 # Plain attributes of modules, so that they survive deepcopy and pickle.
 REPORT = "_rope_ops_report"  # of a certified instance: what became of its constructor's tables
 BOUNDED = "_rope_ops_bounded"  # of any module: buffer name -> (dim, legacy rows, rows)
 
-_OWN = ("_recorder", "_fake", "_real", "_trainable", "_is_param")
 _state = threading.local()
 
 
@@ -53,6 +52,7 @@ class Construction:
         self._mode.__exit__(kind, error, traceback)
         _state.construction = None
         self._recorder.closed = True
+        self._recorder.reclass()
         if kind is None:
             self._finish()
         else:
@@ -194,7 +194,7 @@ def _why(stand_in: StandIn, verdict: Verdict, holders: Holders, outside) -> tupl
 
 def _become(stand_in: StandIn, real: torch.Tensor, holders: Holders) -> None:
     """Turn a stand-in into a plain tensor, for all who hold it; where that is refused, replace it in the model."""
-    attributes = {name: value for name, value in vars(stand_in).items() if name not in _OWN}
+    attributes = {name: value for name, value in vars(stand_in).items() if name not in OWN}
     parameter = vars(stand_in).get("_is_param", False)
     with plain(), torch._C.DisableTorchFunctionSubclass():
         # A tensor of our own: swapping exchanges the contents, and `real` may be in the constructor's hands.

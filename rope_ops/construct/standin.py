@@ -64,6 +64,10 @@ class Call:
     bound: int = 0
 
 
+# A stand-in's own attributes; all others are the user's and move to the tensor that takes its place.
+OWN = ("_recorder", "_fake", "_real", "_trainable", "_is_param")
+
+
 class StandIn(torch.Tensor):
     """A tensor without values. ``_real`` is the legacy tensor once something has needed it."""
 
@@ -92,6 +96,8 @@ class StandIn(torch.Tensor):
             # Parameter() asks this of its new tensor and wants the same object back.
             args[0]._trainable = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             return args[0]
+        if func is torch.Tensor.detach and (cls := _parameter_subclass(sys._getframe(1))) is not None:
+            return recorder.parameter(stand_ins[0], cls)
         if func is torch.Tensor.__deepcopy__ and (copy := recorder.deepcopy(*args)) is not None:
             return copy
         with torch._C.DisableTorchFunctionSubclass():
@@ -115,6 +121,14 @@ class StandIn(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         recorder = next(leaf._recorder for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StandIn))
         return recorder.call(func, args, kwargs or {})
+
+
+def _parameter_subclass(frame) -> type | None:
+    """The class that ``nn.Parameter.__new__`` is making, if it is a subclass that the user wrote."""
+    if frame.f_code is not nn.Parameter.__new__.__code__:
+        return None
+    cls = frame.f_locals.get("cls")
+    return cls if isinstance(cls, type) and cls is not nn.Parameter else None
 
 
 def _wants_gradient(args, kwargs) -> bool:
@@ -175,6 +189,7 @@ class Recorder:
         self._least_bound = 1 << 62
         self._index: dict[int, int] = {}
         self._alive: list[weakref.ref] = []
+        self._reclassed: list[tuple[torch.Tensor, type]] = []
         self._looked = looked
         self._lock = threading.RLock()
 
@@ -199,8 +214,22 @@ class Recorder:
             return None
         with self._lock, self.fake_mode:
             fake = func(*args, **kwargs)
+        return self._made(func, args, kwargs, fake, bound, bound)
+
+    def zeros(self, func, args, kwargs, bound: int):
+        """The stand-in of a matrix of zeros with more rows than the bound, which a table may be written into."""
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        unusual = kwargs.get("layout") not in (None, torch.strided) or kwargs.get("pin_memory")
+        sizes = [size for size in args[0] if size != 1]
+        if unusual or not dtype.is_floating_point or len(sizes) < 2 or sum(size > bound for size in sizes) != 1:
+            return None
+        with self._lock, self.fake_mode:
+            fake = func(*args, **kwargs)
+        return self._made(func, args, kwargs, fake, 0, bound)
+
+    def _made(self, func, args, kwargs, fake, range_bound: int, bound: int):
         self._least_bound = min(self._least_bound, bound)
-        return self._record(func, args, {**kwargs, "dtype": fake.dtype, "device": fake.device}, fake, bound)
+        return self._record(func, args, {**kwargs, "dtype": fake.dtype, "device": fake.device}, fake, range_bound)
 
     def call(self, func, args, kwargs):
         """An operator of which an operand is a stand-in."""
@@ -352,6 +381,30 @@ class Recorder:
         result = func(*args, **kwargs)
         return tree_map(lambda leaf: back.get(id(leaf), leaf), result)
 
+    def parameter(self, stand_in: StandIn, cls: type) -> torch.Tensor:
+        """What a subclass of Parameter is made of: real at once, as its constructor wants an instance of its own.
+
+        ``Parameter.__new__`` compares the types of its operand and of what it gets here; ``reclass`` undoes that.
+        """
+        if stand_in._real is None:
+            self.materialise(stand_in, cls.__name__)
+        self.forget([stand_in])
+        with plain(), torch._C.DisableTorchFunctionSubclass():
+            made = torch.Tensor._make_subclass(cls, stand_in._real, False)
+            attributes = {name: value for name, value in vars(stand_in).items() if name not in OWN}
+            fresh = stand_in._real.detach()
+            vars(fresh).update(attributes)
+            torch.utils.swap_tensors(stand_in, fresh)
+        stand_in.__class__ = cls
+        self._reclassed += [(stand_in, torch.Tensor), (made, cls)]
+        return made
+
+    def reclass(self) -> None:
+        for tensor, cls in self._reclassed:
+            tensor.__class__ = cls
+            vars(tensor).pop("_is_param", None)
+        self._reclassed = []
+
     def deepcopy(self, stand_in: StandIn, memo: dict) -> StandIn | None:
         """A copy of the same values in other memory; None where other tensors share the memory, and so must copies."""
         memory = _memory(stand_in._fake)
@@ -359,8 +412,7 @@ class Recorder:
         if id(stand_in) in memo or self.closed or stand_in._real is not None or stand_in._trainable or not alone:
             return None
         memo[id(stand_in)] = copy = stand_in.clone()
-        own = ("_recorder", "_fake", "_real", "_trainable")
-        vars(copy).update((name, value) for name, value in vars(stand_in).items() if name not in own)
+        vars(copy).update((name, value) for name, value in vars(stand_in).items() if name not in OWN)
         return copy
 
     def run_with_gradient(self, func, args, kwargs, stand_ins):
@@ -381,7 +433,8 @@ class Recorder:
             group = [stand_in, *(other for other in others if _memory(other._fake) == memory)]
             for other, real in zip(group, self.replay([other._fake for other in group]), strict=True):
                 other._real = real.requires_grad_() if other._trainable and real.is_floating_point() else real
-        self._looked(stand_in, by)
+        if any(call.bound for call in self.needed([stand_in._fake])):
+            self._looked(stand_in, by)
 
     def note(self, text: str) -> None:
         text = f"{caller()}: {text}"
@@ -479,7 +532,7 @@ def caller() -> str:
 
 
 class Deferral(TorchDispatchMode):
-    """Answers long ranges with stand-ins, and hands the recorder every operator on one."""
+    """Answers long ranges and matrices of zeros with stand-ins, and hands the recorder every operator on one."""
 
     def __init__(self, recorder: Recorder, bound: Callable[[], int]):
         super().__init__()
@@ -487,8 +540,9 @@ class Deferral(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in _RANGES:
-            stand_in = self._recorder.range(func, args, kwargs, self._bound())
+        if func in _RANGES or func is aten.zeros.default:
+            make = self._recorder.range if func in _RANGES else self._recorder.zeros
+            stand_in = make(func, args, kwargs, self._bound())
             if stand_in is not None:
                 return stand_in
         if any(isinstance(leaf, StandIn) for leaf in tree_leaves((args, kwargs))):
