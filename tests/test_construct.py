@@ -409,7 +409,7 @@ def test_zeros_that_are_no_table_are_real_in_the_end_and_not_reported():
         model = bounded()
     torch.manual_seed(0)
     legacy = plain()
-    assert not report.tables and model.special.extra == 7
+    assert [table.location for table in report.tables] == ["Model.data"] and model.special.extra == 7
     own = [tensor for tensor in vars(model).values() if isinstance(tensor, torch.Tensor)]
     for one, other in zip(
         [*model.parameters(), *own],
@@ -462,6 +462,21 @@ def test_ranges_that_are_no_positions():
     for name in ("position_ids", "descending", "centred", "bias"):
         assert torch.equal(getattr(model, name), getattr(legacy, name)), name
     assert reasons(report) == ["not_a_table", "not_positions", "not_positions", "not_a_table"]
+
+
+def test_tables_that_no_range_leads_to_are_reported():
+    def build(self):
+        t = torch.linspace(0, ROWS - 1, ROWS)
+        self.table, self.weight = torch.outer(t, INV).cos(), nn.Parameter(torch.ones(ROWS, 2))
+        self.rope = rope_ops.RotaryEmbedding(DIM, DIM, ROWS, rope_parameters={"rope_theta": 1e4})
+
+    model, legacy, report = both(build)
+    assert torch.equal(model.table, legacy.table) and torch.equal(model.rope.cos_sin_cache, legacy.rope.cos_sin_cache)
+    assert sorted((table.location, str(table.reason)) for table in report.tables) == [
+        ("Model.rope.cos_sin_cache", "no_range"),
+        ("Model.table", "no_range"),
+    ]
+    assert any("made 300 rows, as asked: pass cache_max_position" in note for note in report.notes)
 
 
 def test_trainable_tables_and_frequencies():
@@ -895,7 +910,7 @@ def test_figures_of_an_ordinary_constructor():
     from rope_ops.construct.measure import measure_constructor
     from rope_ops.examples import EXAMPLES, ExampleModel
 
-    config = rope_ops.ModelConfig.from_hf(EXAMPLES["qwen3.5"], model_cls=ExampleModel, max_model_len=8192)
+    config = rope_ops.ModelConfig.from_hf(EXAMPLES["qwen2-vl"], model_cls=ExampleModel, max_model_len=8192)
     legacy, bounded = measure_constructor(config, torch.device("cpu"))
-    assert (legacy.rows, bounded.rows) == (1 << 20, 8192) and bounded.bitwise_prefix
+    assert (legacy.rows, bounded.rows) == (1 << 17, 8192) and bounded.bitwise_prefix
     assert bounded.peak_bytes <= bounded.resident_bytes + (3 << 20)

@@ -39,6 +39,7 @@ class Construction:
     def __init__(self, root: nn.Module, bound: Callable[[], int], report: Report):
         self._root, self._report = root, report
         self._recorder = Recorder(self._looked)
+        self._bound = bound
         self._mode = Deferral(self._recorder, bound)
         self._tables: list[Table] = []
         self._looked_inside: dict[int, Table] = {}
@@ -63,8 +64,6 @@ class Construction:
 
     def _finish(self) -> None:
         recorder = self._recorder
-        if not recorder.tape:
-            return
         stand_ins = recorder.alive()
         holders = Holders(self._root)
         if any(not holders.of(stand_in) for stand_in in stand_ins):
@@ -80,11 +79,12 @@ class Construction:
             if stand_in._real is not None:
                 _become(stand_in, stand_in._real, holders)
         self._tables = [*self._looked_inside.values(), *self._tables]
+        own = vars(self._root).setdefault(REPORT, Report())
+        self._tables += self._unseen(holders, {table.location for table in (*own.tables, *self._tables)})
         for table in self._tables:
             log.info("%s", describe(table))
         self._settled(holders)
         notes = [*recorder.notes, *self._counts(holders)]
-        own = vars(self._root).setdefault(REPORT, Report())
         for report in (own, self._report):
             report.tables += self._tables
             report.notes += notes
@@ -158,6 +158,18 @@ class Construction:
         reason = Reason.TRAINABLE if by == "a gradient" else Reason.LOOKED_INSIDE
         record = Table(Outcome.LEFT, reason, rows, rows, size, size, where, "table", by)
         self._looked_inside.setdefault(_memory(fake), record)
+
+    def _unseen(self, holders: Holders, known: set[str]) -> list[Table]:
+        """Tensors as long as a table that no deferred range led to: made from numpy, a linspace, a file."""
+        if self._looked_inside:
+            return []  # what was made of the values that were looked at is reported by that
+        bound, seen = self._bound(), {path for location in known for path in location.split(", ")}
+        found = [(path, shape, size) for path, shape, size in holders.others if len(shape) > 1 and max(shape) > bound]
+        return [
+            Table(Outcome.LEFT, Reason.NO_RANGE, max(shape), max(shape), size, size, path, "tensor")
+            for path, shape, size in found
+            if path not in seen
+        ]
 
     def _counts(self, holders: Holders) -> list[str]:
         """Notes on what may still read a bounded table as if it were whole."""

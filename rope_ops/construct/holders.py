@@ -61,6 +61,8 @@ class Holders:
         self._wanted = wanted
         self._found: dict[int, torch.Tensor] = {}
         self.counts: list[Count] = []
+        # Tensors of covered places that are no parameters: path, shape, bytes.
+        self.others: list[tuple[str, tuple[int, ...], int]] = []
         # Filled by the settlement: the places of what was bounded.
         self.bounded: list[Holder] = []
         self._places: dict[int, list[Holder]] = {}
@@ -121,6 +123,10 @@ class Holders:
                     if not isinstance(value, StandIn):
                         self._found[id(value)] = value
                     self._places.setdefault(id(value), []).append(Holder(name, covered, container, key, inner))
+                elif isinstance(value, torch.Tensor):
+                    number = value.is_floating_point() or value.is_complex()
+                    if covered and number and not isinstance(value, nn.Parameter) and not value.is_sparse:
+                        self.others.append((name, tuple(value.shape), value.nbytes))
                 elif type(value) is int:
                     self.counts.append(Count(name, value, container, key))
                 elif isinstance(value, _REFERENCES):

@@ -547,4 +547,6 @@ class Deferral(TorchDispatchMode):
                 return stand_in
         if any(isinstance(leaf, StandIn) for leaf in tree_leaves((args, kwargs))):
             return self._recorder.call(func, args, kwargs)
+        if func is torch.ops.rope_ops.build_cos_sin_cache.default and args[1] > self._bound():
+            self._recorder.note(f"rope_ops.build_cos_sin_cache made {args[1]} rows, as asked: pass cache_max_position")
         return func(*args, **kwargs)
