@@ -179,6 +179,17 @@ def test_a_later_change_of_an_operand_does_not_reach_the_table():
     assert torch.equal(model.table, legacy.table[:BOUND]) and not model.inv.any()
 
 
+def test_a_view_that_the_bounded_table_cannot_have_keeps_the_table_whole():
+    def build(self):
+        self.table = angles().cos()
+        self.first = self.table[:4]
+
+    model, legacy, report = both(build)
+    assert reasons(report) == ["shared"] and torch.equal(model.table, legacy.table)
+    model.table.zero_()
+    assert not model.first.any()
+
+
 def test_rows_read_in_the_constructor_are_real_at_once():
     def build(self):
         f = angles()
