@@ -1,8 +1,8 @@
 """Bounded construction: tables that a constructor builds are born with the rows that can be read.
 
 ``standin.py`` records what a constructor computes from long position ranges, ``settle.py`` decides and builds,
-``holders.py`` finds who holds a table, ``constructor.py`` joins them around one ``__init__``, ``existing.py`` bounds
-the tables of a model that is there already.
+``holders.py`` finds who holds a table, ``constructor.py`` joins them around one ``__init__`` and ``lazy.py`` around a first
+forward, ``existing.py`` bounds the tables of a model that is there already, ``measure.py`` has the figures.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def sequence_bound(max_model_len: int) -> Iterator[Report]:
 
 
 def bound_buffers(model: nn.Module, max_model_len: int) -> Report:
+    """Bind a built model and cut its proven tables: see :func:`rope_ops.construct.existing.bound_buffers`."""
     from rope_ops.construct.existing import bound_buffers
 
     return bound_buffers(model, max_model_len)
