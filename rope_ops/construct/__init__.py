@@ -1,8 +1,8 @@
 """Bounded construction: tables that a constructor builds are born with the rows that can be read.
 
 ``standin.py`` records what a constructor computes from long position ranges, ``settle.py`` decides and builds,
-``holders.py`` finds who holds a table, ``constructor.py`` joins them around one ``__init__`` and ``lazy.py`` around a first
-forward, ``existing.py`` bounds the tables of a model that is there already, ``measure.py`` has the figures.
+``holders.py`` finds who holds a table, ``constructor.py`` joins them around one ``__init__`` and ``lazy.py`` around a
+first forward, ``existing.py`` bounds the tables of a model that is there already, ``measure.py`` has the figures.
 """
 
 from __future__ import annotations
