@@ -7,6 +7,7 @@ import dataclasses
 from torch import fx
 
 from rope_ops.certify import checked_bound
+from rope_ops.construct import report_of
 from rope_ops.passes import _private
 from rope_ops.passes.inductor import HOOK, BoundedRopePass, composed
 from rope_ops.passes.marks import mark
@@ -136,7 +137,7 @@ def _aot_eager(own: BoundedRopePass):
 
 
 def explain(model, *args, max_model_len: int | None = None, options: dict | None = None, **kwargs) -> Report:
-    """Say what the backend does with every table of a model, and print it.
+    """Say what became of every table of a model, in its constructor and in the backend, and print it.
 
     Traces and runs the model once on the given arguments, with eager kernels and past every compile cache. What the
     model's forward stores on itself is stored by this run as well.
@@ -164,5 +165,8 @@ def explain(model, *args, max_model_len: int | None = None, options: dict | None
         return compile_graph(gm, example_inputs, chosen, report)
 
     torch.compile(model, backend=backend)(*args, **kwargs)
+    if isinstance(model, torch.nn.Module):
+        built = report_of(model)
+        report.tables[:0], report.notes[:0] = built.tables, built.notes
     print(report)
     return report

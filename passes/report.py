@@ -33,6 +33,13 @@ class Reason(str, enum.Enum):
     SHARED_BODY = "shared_body"  # one traced body stands for several modules
     MULTIMODAL_PRUNING = "multimodal_pruning"  # pruning is on: positions are not bounded by the tokens left
     NO_RANGE = "no_range"  # its angles do not come from a torch.arange of this graph
+    # Found while a constructor ran.
+    LOOKED_INSIDE = "looked_inside"  # the constructor needed its values
+    HELD_OUTSIDE = "held_outside"  # a cache or registry outside the model holds it too
+    NOT_SWAPPED = "not_swapped"  # something refers to it in a way that forbids to replace its content
+    UNPROVEN = "unproven"  # its rows could not be computed from what its module holds
+    NOT_POSITIONS = "not_positions"  # its range starts below 0 or does not count by 1
+    NOT_A_TABLE = "not_a_table"  # a range of which no angles are made
     # Found by the row analysis.
     NOT_BIT_STABLE = "not_bit_stable"  # an operator whose last bits depend on the size of its operand
     TWO_AXES = "two_axes"  # an element depends on two rows of the range, as in a grid

@@ -12,10 +12,12 @@ from rope_ops.ops import build_cos_sin_cache, prepare_positions, rotate, rotate_
 # Imported when they are first asked for: what they bring along costs more than the rest of the package.
 _LAZY = {
     "RopeState": "rope_ops.positions",
+    "bound_buffers": "rope_ops.construct",
     "check_sequence_bounded": "rope_ops.positions",
     "explain": "rope_ops.passes",
     "get_rope_state": "rope_ops.positions",
     "inspect_model_cls": "rope_ops.inspection",
+    "sequence_bound": "rope_ops.construct",
 }
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "RotaryEmbedding",
     "__version__",
     "bind",
+    "bound_buffers",
     "build_cos_sin_cache",
     "check_sequence_bounded",
     "explain",
@@ -36,6 +39,7 @@ __all__ = [
     "rotate",
     "rotate_",
     "rows_computed",
+    "sequence_bound",
     "sequence_bounded_mrope",
     "supports_sequence_bounded_mrope",
 ]

@@ -10,6 +10,7 @@ nothing, and nothing set on an instance, a mixin or a metaclass counts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import warnings
@@ -32,6 +33,11 @@ MARK_EXCLUDED = "rope_ops_excluded"
 _BOUND = "_rope_ops_bound"
 _OWNER = "_rope_ops_owner"
 _FORWARD = "_rope_ops_forward"
+# Of an instance built under a bound: None until its first eager forward, then the lazy tables that may grow.
+_LAZY = "_rope_ops_lazy"
+
+# What Dynamo does with frames that this thread runs: None where it does nothing. A C function, which it cannot trace.
+_dynamo_runs = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -138,16 +144,21 @@ def bind(model: nn.Module, max_model_len: int) -> nn.Module:
         )
     for root in roots:
         cls = model_class(type(root))
-        paths = dict(_scope(root))
+        paths = [path for path, _ in _scope(root)]
         for name in excluded_submodules(cls):
             if not any(_matches(path, name) for path in paths):
                 warnings.warn(
                     f"bind: {cls.__name__} excludes {name!r}, which is no submodule of it", UserWarning, stacklevel=2
                 )
-        setattr(root, _BOUND, max_model_len)
-        for module, covered in paths.values():
-            _mark_instance(module, cls.__qualname__ if covered else "", max_model_len if covered else 0)
+        _bind_root(root, max_model_len)
     return model
+
+
+def _bind_root(root: nn.Module, max_model_len: int) -> None:
+    cls = model_class(type(root))
+    setattr(root, _BOUND, max_model_len)
+    for _, (module, covered) in list(_scope(root)):
+        _mark_instance(module, cls.__qualname__ if covered else "", max_model_len if covered else 0)
 
 
 def model_class(cls: type) -> type:
@@ -173,8 +184,16 @@ def _mark_class(cls: Any) -> None:
     @functools.wraps(forward)
     def marked_forward(self, *args, **kwargs):
         # The exact class: a subclass that calls super().forward() has stated nothing.
-        if not torch.compiler.is_compiling() or model_class(type(self)) is not cls:
+        if model_class(type(self)) is not cls:
             return forward(self, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            # Not where Dynamo runs this frame itself, after a graph break: it would trace what is deferred.
+            if _LAZY not in self.__dict__ or _dynamo_runs():
+                return forward(self, *args, **kwargs)
+            from rope_ops import construct  # (it needs this module)
+
+            with construct.first_forward(self) if type(self) is cls else contextlib.nullcontext():
+                return forward(self, *args, **kwargs)
         mark = {MARK: cls.__qualname__, MARK_EXCLUDED: excluded}
         if _BOUND in self.__dict__:
             mark[MARK_BOUND] = self.__dict__[_BOUND]
@@ -183,11 +202,19 @@ def _mark_class(cls: Any) -> None:
 
     @functools.wraps(init)
     def marked_init(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        if type(self) is cls:
-            for _, (module, covered) in _scope(self):
-                if not covered:
-                    _mark_instance(module, "", 0)
+        if type(self) is not cls:
+            return init(self, *args, **kwargs)
+        from rope_ops import construct  # (it needs this module)
+
+        bound = construct.active_bound()
+        with construct.deferred(self) if bound is not None else contextlib.nullcontext():
+            init(self, *args, **kwargs)
+        if bound is not None:
+            _bind_root(self, bound)
+            setattr(self, _LAZY, None)
+        for _, (module, covered) in _scope(self):
+            if not covered:
+                _mark_instance(module, "", 0)
 
     cls.forward, cls.__init__ = marked_forward, marked_init
 
