@@ -22,7 +22,7 @@ from tqdm import tqdm
 import rope_ops
 from benchmarks.harness import Table, copy_bytes_per_second, release, render
 
-SUITES = ("cache", "positions", "rotate", "compile", "state")
+SUITES = ("cache", "positions", "rotate", "compile", "construct", "state")
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.harness import Row, Table, input_sets, interleaved_us, release, render
+from benchmarks.harness import Curve, Row, Table, input_sets, interleaved_us, release, render
 from rope_ops import reference
 from rope_ops.axes import axis_map
 from rope_ops.ops import rotate, rotate_
@@ -177,23 +177,47 @@ def run(device: torch.device) -> Iterator[Table]:
         torch.compiler.reset()
         release(device)
     yield Table("turning query and key", rows, OURS)
+    top = 17 if device.type == "cuda" else 13
+    tokens = [(FULL, 1 << power) for power in range(0, top + 1, 4 if device.type == "cuda" else 3)]
+    tokens += [(FULL, 1 << top)] if tokens[-1][1] != 1 << top else []
+    yield _sweep_over("tokens", [(num_tokens, case, num_tokens) for case, num_tokens in tokens], device)
+    heads = [(5 * n, FULL._replace(query_heads=4 * n, key_heads=n), 1024) for n in (1, 4, 16)]
+    yield _sweep_over("heads of query and key, 1,024 tokens", heads, device)
 
 
-def _measure(case: Case, num_tokens: int, device: torch.device) -> list[Row]:
+def _sweep_over(x: str, sizes: list[tuple[int, Case, int]], device: torch.device) -> Table:
+    """Ours in place, against the two-step form on a GPU and the eager one on a CPU."""
+    names = (TWO_STEP if device.type == "cuda" else EAGER, *OURS[:2], COPY)
+    rows, series = [], {}
+    for size, case, num_tokens in sizes:
+        for row in _measure(case, num_tokens, device, names):
+            rows.append(row)
+            if row.us is not None:
+                name = f"rope_ops {row.name}" if row.name in OURS else row.name
+                series.setdefault(name, []).append((size, row.us))
+        release(device)
+    return Table(f"how it grows with {x}", rows, OURS, Curve("Turning query and key", x, series))
+
+
+def _measure(case: Case, num_tokens: int, device: torch.device, names: tuple[str, ...] | None = None) -> list[Row]:
+    """Rows of one size: all ways, or those of ``names``; the eager one is what the others are compared with."""
     ways = ways_of(case, *_setup(case, device))
+    ways = {name: way for name, way in ways.items() if names is None or name in names or name == EAGER}
     moved = 2 * num_tokens * (case.query_heads + case.key_heads) * 2 * case.half * DTYPE.itemsize
     notes, wrong = _check(ways, make(case, num_tokens, device))
     sets = [make(case, num_tokens, device) for _ in range(input_sets(moved // 2, device))]
     source = torch.zeros(len(sets), moved // 4, dtype=DTYPE, device=device)
     target = torch.empty_like(source)
     functions: dict[str, Callable[[int], object]] = {
-        name: lambda i, way=way: way(sets[i]) for name, way in ways.items() if name not in wrong
+        name: lambda i, way=way: way(sets[i])
+        for name, way in ways.items()
+        if name not in wrong and (names is None or name in names)
     }
     functions[COPY] = lambda i: torch.neg(source[i], out=target[i])
     with torch.no_grad():
         times = interleaved_us(functions, device, sets=len(sets), seconds=0.3)
     rows = []
-    for name in [*ways, COPY]:
+    for name in [name for name in [*ways, COPY] if names is None or name in names]:
         note = notes.get(name, "")
         if name in OURS and name in times:
             note += f"; {times[COPY] / times[name]:.2f} of copy"

@@ -27,7 +27,13 @@ from rope_ops.graph_report import GraphReport, graph_report
 from rope_ops.measure import Construction, measure
 
 _MIB = 1 << 20
-_LABELS = {"legacy": "legacy, eager", "bounded_eager": "bounded, eager", "rope_ops": "rope_ops"}
+_LABELS = {
+    "legacy": "legacy, eager",
+    "bounded_eager": "bounded, eager",
+    "rope_ops": "rope_ops",
+    "constructor": "a model's constructor",
+    "constructor, sequence_bound": "... in sequence_bound",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,16 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = _model_config(options)
         device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         results = _measured(config, device)
+        constructors = _constructors(config, device)
         graph = _graph(config, device, options.compile)
         if options.plot:
-            _plot(results, options.plot)
+            _plot([*results, *constructors], options.plot)
     except (OSError, ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         parser.error(str(error))
     skipped = _skipped(config, device)
     if options.json:
-        print(json.dumps(_as_data(config, results, graph, device, skipped), indent=2))
+        print(json.dumps(_as_data(config, results, constructors, graph, device, skipped), indent=2))
     else:
-        print(_as_text(options, config, results, graph, device, skipped))
+        print(_as_text(options, config, [*results, *constructors], graph, device, skipped))
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -99,6 +106,15 @@ def _measured(config: ModelConfig, device: torch.device) -> list[Construction]:
     from tqdm import tqdm
 
     return list(tqdm(measure(config, device), desc="building tables", leave=False, disable=not sys.stderr.isatty()))
+
+
+def _constructors(config: ModelConfig, device: torch.device) -> list[Construction]:
+    # Without a bound a constructor builds what the table's first line shows.
+    if config.mrope_cache_max_position is None or has_several_factors(config.rope_parameters):
+        return []
+    from rope_ops.construct.measure import measure_constructor
+
+    return list(measure_constructor(config, device))
 
 
 def _graph(config: ModelConfig, device: torch.device, timed: bool) -> GraphReport | None:
@@ -193,10 +209,11 @@ def _graph_text(graph: GraphReport) -> str:
     return "\n".join(lines)
 
 
-def _as_data(config: ModelConfig, results: list[Construction], graph, device: torch.device, skipped) -> dict[str, Any]:
+def _as_data(config: ModelConfig, results, constructors, graph, device: torch.device, skipped) -> dict[str, Any]:
     fields = dataclasses.asdict(config)
     return {
         "constructions": [dataclasses.asdict(result) for result in results],
+        "constructors": [dataclasses.asdict(result) for result in constructors],
         "graph": None if graph is None else dataclasses.asdict(graph),
         "config": {
             **fields,

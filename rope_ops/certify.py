@@ -192,7 +192,7 @@ def _mark_class(cls: Any) -> None:
                 return forward(self, *args, **kwargs)
             from rope_ops import construct  # (it needs this module)
 
-            with construct.first_forward(self) if type(self) is cls else contextlib.nullcontext():
+            with construct.first_forward(self) if type(self) is cls else contextlib.nullcontext():  # type: ignore[arg-type]
                 return forward(self, *args, **kwargs)
         mark = {MARK: cls.__qualname__, MARK_EXCLUDED: excluded}
         if _BOUND in self.__dict__:
