@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import tempfile
@@ -85,6 +86,8 @@ def _build_and_peak(build: _Build, device: torch.device) -> tuple[torch.Tensor, 
     if device.type == "cuda":
         # The first call compiles the kernel and proves it, which takes memory of its own.
         build()
+        # Modules die in cycles: one that is collected while this one is built would hide its bytes.
+        gc.collect()
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
