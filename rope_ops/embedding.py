@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rope_ops.axes import axis_map
+from rope_ops.certify import checked_bound
 from rope_ops.frequencies import (
     get_rope_type,
     has_several_factors,
@@ -298,11 +299,10 @@ def _checked_axis_map(given, section: tuple[int, ...], interleaved: bool) -> tup
 
 
 def check_bound(value: object, what: str) -> None:
-    """Raise ValueError unless ``value`` is None or a positive integer (bool is not one)."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{what} must be a positive integer, got {value!r}")
+    """As :func:`checked_bound` for ``what`` (function: name), but None passes: there is no bound."""
+    if value is not None:
+        function, name = what.split(": ")
+        checked_bound(function, name, value)
 
 
 # Modules are held weakly: when the last model that uses a table goes, so does its memory.
