@@ -11,6 +11,7 @@ from rope_ops.construct import report_of
 from rope_ops.passes import _private
 from rope_ops.passes.inductor import HOOK, BoundedRopePass, composed
 from rope_ops.passes.marks import mark
+from rope_ops.passes.readers import bounded_buffers, unsafe_reads
 from rope_ops.passes.report import Report
 
 _OPTIONS = {
@@ -161,7 +162,11 @@ def explain(model, *args, max_model_len: int | None = None, options: dict | None
     report = Report(keep_graphs=True)
     model = getattr(model, "_orig_mod", model)
 
+    bounded = bounded_buffers(model) if isinstance(model, torch.nn.Module) else {}
+
     def backend(gm, example_inputs):
+        for line in unsafe_reads(gm, example_inputs, bounded):
+            report.note(line)
         return compile_graph(gm, example_inputs, chosen, report)
 
     torch.compile(model, backend=backend)(*args, **kwargs)
