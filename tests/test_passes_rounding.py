@@ -49,7 +49,7 @@ def test_the_backend_rounds_as_plain_inductor_does(emulate_precision_casts):
         # Plain Inductor drops the table's rounding to bf16 and reads float32; the backend's rows are rounded as eager's
         # are. Each product may then be off by half a bf16 step of cos or sin, and the result by one step of its own.
         first, second = query.float().abs().chunk(2, -1)
-        allowed = (2**-9 * (first + second)).repeat(1, 1, 2) + 2**-8 * plain.float().abs()
+        allowed = (2**-9 * (first + second)).repeat(1, 1, 2) + 2**-7 * plain.float().abs()
         assert ((ours.float() - plain.float()).abs() <= allowed + 1e-6).all()
 
 
