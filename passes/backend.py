@@ -151,7 +151,7 @@ def explain(model, *args, max_model_len: int | None = None, options: dict | None
 
     Returns:
         The report: ``.tables``, each with ``outcome``, ``reason``, rows and bytes before and after, and ``location``;
-        ``.graphs``, the text of each graph before and after.
+        ``.graphs``, the text of each graph before and after; ``.result``, what the model returned.
 
     Raises:
         ValueError: a bad option, or a certified class traced a range and neither argument nor instance has a bound.
@@ -169,7 +169,7 @@ def explain(model, *args, max_model_len: int | None = None, options: dict | None
             report.note(line)
         return compile_graph(gm, example_inputs, chosen, report)
 
-    torch.compile(model, backend=backend)(*args, **kwargs)
+    report.result = torch.compile(model, backend=backend)(*args, **kwargs)
     if isinstance(model, torch.nn.Module):
         built = report_of(model)
         report.tables[:0], report.notes[:0] = built.tables, built.notes

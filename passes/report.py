@@ -85,13 +85,15 @@ class Table:
 class Report:
     """The tables of one or several compiled graphs; ``str()`` is the printed form.
 
-    ``graphs`` holds the text of each graph before and after, where ``keep_graphs`` asks for it (``explain`` does).
+    ``graphs`` holds the text of each graph before and after, where ``keep_graphs`` asks for it (``explain`` does), and
+    ``result`` what the model returned to ``explain``.
     """
 
     tables: list[Table] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     keep_graphs: bool = False
     graphs: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    result: object = None
 
     def add(self, tables: Iterable[Table]) -> None:
         for table in tables:
