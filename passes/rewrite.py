@@ -461,13 +461,8 @@ def _standard_formula(table: fx.Node, analysis: Analysis) -> tuple[fx.Node, floa
         return None
     if dtype not in (torch.float32, torch.bfloat16, torch.float16) or (node.args[1:] or (0,))[0] % 2 != 1:
         return None
-    cos, sin = node.args[0]
-    factors = [1.0, 1.0]
-    for part, half in enumerate((cos, sin)):
-        if op_name(half) == "mul" and isinstance(half.args[1], (int, float)):
-            factors[part] = float(half.args[1])
-    cos, sin = (half.args[0] if op_name(half) == "mul" else half for half in (cos, sin))
-    if (op_name(cos), op_name(sin)) != ("cos", "sin") or cos.args[0] is not sin.args[0] or factors[0] != factors[1]:
+    (cos, factor), (sin, same) = (_unscaled(half) for half in node.args[0])
+    if (op_name(cos), op_name(sin)) != ("cos", "sin") or cos.args[0] is not sin.args[0] or factor != same:
         return None
     angle = cos.args[0]
     if op_name(angle) != "mul" or not all(isinstance(operand, fx.Node) for operand in angle.args):
@@ -484,7 +479,14 @@ def _standard_formula(table: fx.Node, analysis: Analysis) -> tuple[fx.Node, floa
         position = position.args[0]
     from_zero = position in analysis.bounds and position.args[0] == 0 and position.args[2] == 1
     exact = from_zero and position.args[4] in (torch.float32, torch.int64) and analysis.rows[position].count <= 1 << 24
-    return (inv_freq, factors[0], dtype) if row and exact else None
+    return (inv_freq, factor, dtype) if row and exact else None
+
+
+def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
+    """A value and the number that it is multiplied by; a factor that is a tensor stays part of the value."""
+    if op_name(node) == "mul" and isinstance(node.args[1], (int, float)) and math.isfinite(node.args[1]):
+        return node.args[0], float(node.args[1])
+    return node, 1.0
 
 
 # The report and the rest

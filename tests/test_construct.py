@@ -309,6 +309,21 @@ def test_the_standard_form_holds_no_larger_table_even_for_a_moment():
     assert torch.equal(table, rope_ops.build_cos_sin_cache(inv, bound, 1.0, torch.bfloat16))
 
 
+@pytest.mark.parametrize(
+    "factor", [torch.arange(1.0, 1 + len(INV)), torch.tensor(0.5), 0.5], ids=["lane", "tensor", "number"]
+)
+def test_a_factor_of_cos_and_sin_is_part_of_the_table(factor):
+    """A number is the standard form's attention factor; a tensor is not, and must not get lost."""
+
+    def build(self):
+        f = angles()
+        self.register_buffer("table", torch.cat((f.cos() * factor, f.sin() * factor), -1))
+
+    model, legacy, report = both(build)
+    assert [str(table.outcome) for table in report.tables] == ["bounded"]
+    assert torch.equal(model.table, legacy.table[:BOUND])
+
+
 def test_another_formula_holds_intermediate_results_of_the_bounded_size_only():
     rows, bound = 1 << 20, 1 << 14
 

@@ -55,6 +55,17 @@ def test_positions_of_any_layout(positions, form):
     assert outcomes(report) == [("rows" if form == "auto" else "bounded", None)]
 
 
+@FORMS
+@pytest.mark.parametrize("scale", [torch.arange(1.0, 1 + HALF), torch.tensor(0.5)], ids=["lane", "number"])
+def test_a_factor_that_is_a_tensor_is_not_lost(scale, form):
+    def forward(self, positions):
+        freqs = angles(self)
+        return torch.cat((freqs.cos() * self.scale, freqs.sin() * self.scale), -1)[positions]
+
+    report, _ = check(certified(forward, scale=scale), POSITIONS, form=form)
+    assert outcomes(report) == [("rows" if form == "auto" else "bounded", None)]
+
+
 def test_a_negative_position_counts_from_the_end_of_the_whole_table():
     check(certified(gather), torch.tensor([-1, -64, 3]))
 
