@@ -10,6 +10,9 @@ from collections.abc import Iterable
 
 log = logging.getLogger("rope_ops")
 
+# Said wherever a table of a model was bounded.
+UNCHECKED_READS = "reads of bounded tables in Python, outside of compiled graphs, are not checked"
+
 
 class Outcome(str, enum.Enum):
     """What became of a table."""

@@ -206,16 +206,18 @@ def is_uniform(node: fx.Node, dim: int) -> bool:
 
 
 def _depends_on_input(node: fx.Node) -> bool:
-    seen, todo = set(), [node]
+    return any(one.op == "placeholder" for one in ancestors(node))
+
+
+def ancestors(node: fx.Node) -> set[fx.Node]:
+    """A node and all that it is computed from."""
+    seen, todo = {node}, [node]
     while todo:
-        current = todo.pop()
-        if current.op == "placeholder":
-            return True
-        for operand in current.all_input_nodes:
+        for operand in todo.pop().all_input_nodes:
             if operand not in seen:
                 seen.add(operand)
                 todo.append(operand)
-    return False
+    return seen
 
 
 def _reduction(node: fx.Node, analysis: Analysis) -> Reason | None:

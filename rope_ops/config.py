@@ -94,8 +94,8 @@ class ModelConfig:
                 ``layer_type`` where there are several ropes, or a bound that is not a positive integer.
             ImportError, AttributeError, TypeError: ``model_cls`` names no class.
         """
-        check_bound(max_model_len, "ModelConfig: max_model_len")
-        check_bound(mrope_positions_factor, "ModelConfig: mrope_positions_factor")
+        check_bound("ModelConfig", "max_model_len", max_model_len)
+        check_bound("ModelConfig", "mrope_positions_factor", mrope_positions_factor)
         fields = read_rope_fields(path_or_mapping, layer_type)
         longest = legacy_rows(fields.rope_parameters, fields.max_position_embeddings)
         if isinstance(model_cls, str):

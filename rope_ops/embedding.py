@@ -82,8 +82,8 @@ class RotaryEmbedding(nn.Module):
                 f"{type(self).__name__}: rotary_dim must be even and within head_size, got rotary_dim {rotary_dim} "
                 f"and head_size {head_size}"
             )
-        check_bound(cache_max_position, f"{type(self).__name__}: cache_max_position")
-        check_bound(max_model_len, f"{type(self).__name__}: max_model_len")
+        check_bound(type(self).__name__, "cache_max_position", cache_max_position)
+        check_bound(type(self).__name__, "max_model_len", max_model_len)
         self.cache = resolve_cache(cache, cache_max_position, type(self).__name__)
         self.head_size = head_size
         self.rotary_dim = rotary_dim
@@ -227,7 +227,7 @@ class MRotaryEmbedding(RotaryEmbedding):
         axis_map: Sequence[int] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        check_bound(mrope_positions_factor, "MRotaryEmbedding: mrope_positions_factor")
+        check_bound("MRotaryEmbedding", "mrope_positions_factor", mrope_positions_factor)
         parameters = normalize_rope_parameters(rope_parameters or {})
         section = parameters.get("mrope_section")
         if not section or sum(section) != rotary_dim // 2:
@@ -298,11 +298,10 @@ def _checked_axis_map(given, section: tuple[int, ...], interleaved: bool) -> tup
     return tuple(given)
 
 
-def check_bound(value: object, what: str) -> None:
-    """As :func:`checked_bound` for ``what`` (function: name), but None passes: there is no bound."""
-    if value is not None:
-        function, name = what.split(": ")
-        checked_bound(function, name, value)
+def check_bound(function: str, name: str, bound: object) -> None:
+    """As :func:`checked_bound`, but None passes: there is no bound."""
+    if bound is not None:
+        checked_bound(function, name, bound)
 
 
 # Modules are held weakly: when the last model that uses a table goes, so does its memory.
@@ -348,8 +347,8 @@ def get_rope(
     Raises:
         ValueError: as the modules raise; also a ``partial_rotary_factor`` outside (0, 1].
     """
-    check_bound(cache_max_position, "get_rope: cache_max_position")
-    check_bound(max_model_len, "get_rope: max_model_len")
+    check_bound("get_rope", "cache_max_position", cache_max_position)
+    check_bound("get_rope", "max_model_len", max_model_len)
     cache = resolve_cache(cache, cache_max_position, "get_rope")
     parameters = _thawed(normalize_rope_parameters(rope_parameters or {}))
     rotary_dim = rotary_dim_of(parameters, head_size)

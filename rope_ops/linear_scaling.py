@@ -40,7 +40,7 @@ class LinearScalingRotaryEmbedding(RotaryEmbedding):
         max_model_len=None,
         device=None,
     ) -> None:
-        check_bound(cache_max_position, "LinearScalingRotaryEmbedding: cache_max_position")
+        check_bound("LinearScalingRotaryEmbedding", "cache_max_position", cache_max_position)
         kind = resolve_cache(cache, cache_max_position, "LinearScalingRotaryEmbedding")
         if kind == "virtual":
             # A position says which table it means by lying in it.

@@ -13,7 +13,7 @@ from torch import nn
 from rope_ops.construct.holders import Holder, Holders
 from rope_ops.construct.settle import Settlement, Verdict
 from rope_ops.construct.standin import OWN, Deferral, Recorder, StandIn, _memory, caller, plain
-from rope_ops.passes.report import Outcome, Reason, Report, Table, describe, log
+from rope_ops.passes.report import UNCHECKED_READS, Outcome, Reason, Report, Table, describe, log
 
 # Plain attributes of modules, so that they survive deepcopy and pickle.
 REPORT = "_rope_ops_report"  # of a certified instance: what became of its constructor's tables
@@ -181,7 +181,7 @@ class Construction:
             if count.value in rows
         ]
         if bounded:
-            notes.append("reads of bounded tables in Python, outside of compiled graphs, are not checked")
+            notes.append(UNCHECKED_READS)
         return notes
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from rope_ops import certify
 from rope_ops.construct.constructor import REPORT, remember
 from rope_ops.construct.holders import Holders
-from rope_ops.passes.report import Outcome, Reason, Report, Table
+from rope_ops.passes.report import UNCHECKED_READS, Outcome, Reason, Report, Table
 
 
 def bound_buffers(model: nn.Module, max_model_len: int) -> Report:
@@ -44,7 +44,7 @@ def bound_buffers(model: nn.Module, max_model_len: int) -> Report:
                 own.tables.append(table)
                 report.tables.append(table)
     if any(table.outcome is Outcome.BOUNDED for table in report.tables):
-        report.note("reads of bounded tables in Python, outside of compiled graphs, are not checked")
+        report.note(UNCHECKED_READS)
     return report
 
 

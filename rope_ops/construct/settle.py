@@ -22,7 +22,7 @@ from rope_ops.construct.standin import Recorder, StandIn, Value, _memory, plain
 from rope_ops.passes.replay import Replay, Take
 from rope_ops.passes.report import Reason
 from rope_ops.passes.rewrite import Options, _Emitter, _formula, _standard_formula
-from rope_ops.passes.rows import Analysis, Edge, Read, analyse, joins_rows, op_name, value_of
+from rope_ops.passes.rows import Analysis, Edge, Read, analyse, ancestors, joins_rows, op_name, value_of
 
 aten = torch.ops.aten
 
@@ -110,7 +110,7 @@ class Settlement:
 
     def _verdict(self, node: fx.Node) -> Verdict:
         analysis = self._analysis
-        before = _ancestors(node)
+        before = ancestors(node)
         ranges = [other for other in before if other in analysis.bounds]
         if not ranges:
             return Verdict(Reason.NO_RANGE, table=False)
@@ -138,7 +138,7 @@ class Settlement:
 
     def _reaches(self, edge: Edge, node: fx.Node) -> bool:
         """Whether a node is computed from what a reader took out of a table (a row-wise node is not)."""
-        return node not in self._analysis.rows and edge.user in _ancestors(node)
+        return node not in self._analysis.rows and edge.user in ancestors(node)
 
 
 class _Rows(Replay):
@@ -243,16 +243,6 @@ def _position_range(recorder: Recorder, call) -> torch.Tensor:
     start, end, step = (*numbers, 1)[:3]
     arguments = (start, end, step, call.bound, fake.dtype, fake.device)
     return torch.ops.rope_ops.position_range.default(*arguments)
-
-
-def _ancestors(node: fx.Node) -> set[fx.Node]:
-    seen, todo = {node}, [node]
-    while todo:
-        for operand in todo.pop().all_input_nodes:
-            if operand not in seen:
-                seen.add(operand)
-                todo.append(operand)
-    return seen
 
 
 def _makes_angles(nodes: set[fx.Node], ranges: list[fx.Node]) -> bool:

@@ -9,7 +9,9 @@ Private torch names, in 2.11 to 2.14: ``torch._C._after_autograd_keyset``, ``_af
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -59,6 +61,16 @@ def define(
         torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_library)
     if vmap is not None:
         torch.library.register_vmap(qualified, vmap, lib=_library)
+
+
+def kernels(module: str, operator: str) -> ModuleType:
+    """The module of a Triton kernel; RuntimeError that names the operator where Triton cannot be imported."""
+    try:
+        return importlib.import_module(f"rope_ops.kernels.{module}")
+    except ImportError as error:
+        raise RuntimeError(
+            f"{operator}: a CUDA tensor needs Triton, which cannot be imported (pip install triton)"
+        ) from error
 
 
 def _guard_writes(name: str) -> None:

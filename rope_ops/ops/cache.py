@@ -13,7 +13,7 @@ import warnings
 import torch
 
 from rope_ops import reference
-from rope_ops.ops._library import define
+from rope_ops.ops._library import define, kernels
 
 TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -62,21 +62,15 @@ def _cpu(inv_freq: torch.Tensor, rows: int, attention_factor: float, dtype: torc
 
 def _cuda(inv_freq: torch.Tensor, rows: int, attention_factor: float, dtype: torch.dtype) -> torch.Tensor:
     _check(inv_freq, rows, attention_factor, dtype)
-    kernels = _kernels()
+    launcher = _kernels()
     inv_freq = inv_freq.detach().contiguous()
     if _proved_exact(inv_freq.device.index):
-        return kernels.build_cos_sin_cache(inv_freq, rows, attention_factor, dtype)
+        return launcher.build_cos_sin_cache(inv_freq, rows, attention_factor, dtype)
     return _row_blocks(inv_freq, rows, attention_factor, dtype)
 
 
 def _kernels():
-    try:
-        from rope_ops.kernels import cache
-    except ImportError as error:
-        raise RuntimeError(
-            "build_cos_sin_cache: a CUDA tensor needs Triton, which cannot be imported (pip install triton)"
-        ) from error
-    return cache
+    return kernels("cache", "build_cos_sin_cache")
 
 
 def _proved_exact(device_index: int) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 
-from rope_ops.ops._library import define
+from rope_ops.ops._library import define, kernels
 
 MAX_NUM_DIMS = 8
 INDEX_COLUMNS = ("offset", "num_segments", "row_stride", "stored_len")
@@ -226,13 +226,7 @@ def _segments(store: torch.Tensor, index: torch.Tensor, position: torch.Tensor, 
 def _cuda(*args) -> None:
     _check(*args)
     _check_no_overlap(args[0])
-    try:
-        from rope_ops.kernels import positions as kernels
-    except ImportError as error:
-        raise RuntimeError(
-            "prepare_positions: a CUDA tensor needs Triton, which cannot be imported (pip install triton)"
-        ) from error
-    kernels.prepare_positions(*args)
+    kernels("positions", "prepare_positions").prepare_positions(*args)
 
 
 def _vmap(info, in_dims, positions, *args):

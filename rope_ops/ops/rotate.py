@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from rope_ops.axes import MAX_AXES
-from rope_ops.ops._library import define
+from rope_ops.ops._library import define, kernels
 from rope_ops.ops.cache import TABLE_DTYPES, _proofs, _proved_exact
 
 ROTATED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -444,12 +444,7 @@ def _cpu_into(name, query, key, query_out, key_out, positions, inv_freq, cos_sin
 
 
 def _cuda_into(name, query, key, query_out, key_out, positions, inv_freq, cos_sin_cache, form: _Form) -> None:
-    try:
-        from rope_ops.kernels import rotate as kernels
-    except ImportError as error:
-        raise RuntimeError(
-            f"{name}: a CUDA tensor needs Triton, which cannot be imported (pip install triton)"
-        ) from error
+    launcher = kernels("rotate", name)
     query, query_out = _heads(query, form.head_size), _heads(query_out, form.head_size)
     if key is not None:
         key, key_out = _heads(key, form.head_size), _heads(key_out, form.head_size)
@@ -476,7 +471,7 @@ def _cuda_into(name, query, key, query_out, key_out, positions, inv_freq, cos_si
         ).reshape(-1, 2 * half)
         positions = torch.arange(cos_sin_cache.shape[0], device=query.device).view(1, *tokens)
         axis_map = "0" * half
-    kernels.rotate(
+    launcher.rotate(
         query,
         key,
         query_out,
